@@ -105,8 +105,7 @@ class Ghosts:
     def returned(self, key: int, atype: int) -> bool:
         """Note that the key enters. Returns whether it had left so recently that twice the budget would have held
         it."""
-        mixed = (key ^ atype << 44 ^ key >> 32) * 0x9E3779B97F4A7C15 & _WORD_MASK  # as `_hashed`, without the call
-        hashed = mixed ^ mixed >> 29
+        hashed = _hashed(key, atype)
         slot = (hashed >> 32) % len(self._slots)
         held = self._slots[slot]
         if held >> 32 != hashed & _CLOCK_MASK or not held:

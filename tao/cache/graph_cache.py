@@ -401,8 +401,7 @@ class GraphCache:
             return None, Stored.BELOW_FLOOR if below else Stored.NOT_KEPT
         # Compared before the epoch is learned: a fill that itself brings a new version epoch is kept.
         is_invalid = ticket.shard_epoch != shard.shard_epoch
-        if version_epoch > shard.version_epoch:
-            self._learn(shard, version_epoch)
+        self._learn(shard, version_epoch)
         outcome = shard.check_fill(ticket, value, version_epoch, now)
         if outcome is Stored.STORED and is_invalid:
             outcome = shard.note_not_kept(ticket, version_of(value))

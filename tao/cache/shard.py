@@ -60,7 +60,6 @@ class CachedShard:
         "_list_tables",
         "_object_tables",
         "_settings",
-        "_tables_of_types",
         "counts",
         "filters",
         "floors",
@@ -90,7 +89,6 @@ class CachedShard:
     def _reset(self, shard_epoch: int) -> None:
         self.shard_epoch = shard_epoch
         self._object_tables: dict[str, EntryTable] = {}
-        self._tables_of_types: dict[int, EntryTable] = {}  # those of `_object_tables` by type, as far as looked up
         self._list_tables: dict[int, tuple[EntryTable, CountTable]] = {}
         self.lists: dict[int, dict[int, bytes]] = {}
         self.counts: dict[int, PackedCounts] = {}
@@ -126,7 +124,6 @@ class CachedShard:
         self.filters.invalidate(atypes)
         self.pairs.discard(atypes)
         # Absent objects have no type and lie in the default arena. They may be of one of these types.
-        self._tables_of_types.clear()
         for name in {self._arenas.for_object(otype).name for otype in (0, *otypes)} if otypes else ():
             held = self._object_tables.pop(name, None)
             if held is not None:
@@ -137,7 +134,6 @@ class CachedShard:
 
     def retire_moved_lists(self) -> None:
         """Drop the tables of types that a new schema puts into another arena."""
-        self._tables_of_types.clear()
         for atype, pair in list(self._list_tables.items()):
             if pair[0].arena is not self._arenas.for_list(atype):
                 for table in pair:
@@ -193,16 +189,12 @@ class CachedShard:
 
     def floor(self, key: int, atype: int) -> int:
         """Return the highest version of the object (``atype`` 0) or list that is known by any means."""
-        # Each miss asks twice: what would be a short call elsewhere stands here.
-        if atype:
-            held = self.held_count(key, atype)
-        else:
-            held = self.objects.get(key) or (self.held_object(key) if self.other_objects else b"")
-        known = self.floors.get(key << 32 | atype)
+        held = self.held_count(key, atype) if atype else self.held_object(key)
+        known = self.floors.get(floor_key(key, atype))
         departed = self._arenas.departed.get(key, atype)
         if departed > known:
             known = departed
-        if held and (version := int.from_bytes(held[:8], "little")) > known:
+        if held and (version := version_of(held)) > known:
             known = version
         if atype:
             known = max(known, self.filters.version(key, atype), self.pairs.version(key, atype))
@@ -211,13 +203,10 @@ class CachedShard:
     # ways in: each one leaves its arena within the budget
 
     def _put_object(self, key: int, value: bytes, otype: int) -> bool:
-        target = self._tables_of_types.get(otype)
-        if target is None:
-            target = self._tables_of_types[otype] = self._objects_of(otype)
-        if len(self._object_tables) > 1:
-            for table in self._object_tables.values():
-                if table is not target:
-                    table.drop(key)
+        target = self._objects_of(otype)
+        for table in self._object_tables.values():
+            if table is not target:
+                table.drop(key)
         return self._put(target, key, value)
 
     def _put_list(self, id1: int, atype: int, block: bytes) -> bool:
@@ -236,9 +225,7 @@ class CachedShard:
             table.drop(key)
             self._arenas.departed.record(key, table.atype, version_of(value))
             return False
-        arena = table.arena
-        if arena.bytes > arena.budget_bytes:
-            arena.make_room()
+        table.arena.make_room()
         return True
 
     def drop(self, key: int, atype: int) -> Applied:
@@ -337,7 +324,7 @@ class CachedShard:
         """Return `Stored.STORED` when the fill may be stored, else the reason why not. The caller has recorded
         ``version_epoch`` before, and stores the value in the same synchronous call: no message can come in between."""
         self._arenas.moment.now = now
-        version = int.from_bytes(value[:8], "little")
+        version = version_of(value)
         floor = self.floor(ticket.id, ticket.atype)
         # Epoch 0: not known when the ticket was taken.
         floor_is_of_lost_master = 0 < ticket.version_epoch < self.version_epoch
@@ -348,7 +335,7 @@ class CachedShard:
         if ticket.kind == "list":
             self.filters.note_version(ticket.id, ticket.atype, version)
             self.pairs.note_version(ticket.id, ticket.atype, version)
-        if now - ticket.started > self._settings.floor_seconds or now < self.floors.overflowed_until:
+        if now - ticket.started > self._settings.floor_seconds or self.floors.is_overflowed(now):
             return self.note_not_kept(ticket, version)
         return Stored.STORED
 

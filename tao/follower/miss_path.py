@@ -120,9 +120,9 @@ class MissPath:
 
     def _fetch_elsewhere(self, asked: FetchRequest, error: TaoError) -> None:
         if not isinstance(error, NotMine | Unavailable | DeadlineExceeded):
-            asked.take(error)
+            deliver(asked.take, error)
         elif asked.critical and isinstance(error, DatabaseDown):
-            asked.take(error)  # the master does not answer, and there is no other one
+            deliver(asked.take, error)  # the master does not answer, and there is no other one
         else:
             self._go_past(asked, error.message)
 
@@ -132,7 +132,7 @@ class MissPath:
                 f"the leader of shard {miss.shard} cannot serve ({reason}), and {self._under_way} queries are at the "
                 "databases already, which is the bound; try again"
             )
-            miss.take(refused)
+            deliver(miss.take, refused)
             return
         self._under_way += 1
         self.direct_reads += 1

@@ -110,7 +110,7 @@ class RegionSource:
             fetching = self._fetch_from_master_region(asked, asked.instead_until)
             deliver_from_task(self._spawn, fetching, partial(self._take_diverted, asked.take))
         else:
-            asked.take(error)
+            deliver(asked.take, error)
 
     def _take_diverted(self, take: Take, answer: Fetched | TaoError) -> None:
         self._diverted -= 1

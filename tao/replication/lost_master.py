@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 from tao.replication.locks import LockLost
 from tao.replication.promotion_plan import SetMember
@@ -16,9 +16,41 @@ _ANSWER_SECONDS: Final = 10.0
 """Time limit for an answer, longer than most promotions: a master that is slow answers late, one that hangs never."""
 _AGAIN_SECONDS: Final = 1.0
 """Interval at which a master that leaves questions unanswered is asked again: the way there may be mended."""
+MAX_QUESTIONS: Final = 4
+"""Most questions to a master under way at a time. Each has a connection, and a server has few for administrators."""
 SILENT_SECONDS: Final = 0.5
 """A master that has not answered a question for so long hangs. A session between distant regions is opened in 0.3 s,
 and a question has mostly been under way for as long as the other steps of the promotion take."""
+
+
+class Questions:
+    """The questions to one master that are under way: tasks that return its state.
+
+    The oldest ones are kept, because a master that is slow answers those first. At the bound the newest one is
+    withdrawn for another one: a new connection may find a way that is mended."""
+
+    def __init__(self) -> None:
+        self._under_way: Final = dict[asyncio.Task[SetMember], None]()
+
+    def ask(self, question: Coroutine[Any, Any, SetMember], name: str) -> asyncio.Task[SetMember]:
+        """Start a question as a task of this name."""
+        if len(self._under_way) >= MAX_QUESTIONS:
+            newest, _ = self._under_way.popitem()
+            newest.cancel()
+        task = asyncio.create_task(question, name=name)
+        self._under_way[task] = None
+        task.add_done_callback(self._forget)
+        return task
+
+    def withdraw(self) -> list[asyncio.Task[SetMember]]:
+        """Cancel all questions, and return them."""
+        withdrawn = [*self._under_way]
+        for each in withdrawn:
+            each.cancel()
+        return withdrawn
+
+    def _forget(self, task: asyncio.Task[SetMember]) -> None:
+        self._under_way.pop(task, None)
 
 
 class LostMaster:
@@ -71,7 +103,7 @@ class LostMaster:
         return self._found
 
     async def _ask(self) -> None:
-        loop, questions = asyncio.get_running_loop(), set[asyncio.Task[SetMember]]()
+        loop, questions = asyncio.get_running_loop(), Questions()
         try:
             with suppress(LockLost):  # the promotion finds out before its next step
                 while not self.answered.is_set():
@@ -79,9 +111,7 @@ class LostMaster:
                     if self._silent_since is None:
                         self._silent_since = began
                     asked = self._replicas.member(self._replicas.database.master_region, _ANSWER_SECONDS)
-                    question = asyncio.create_task(asked)
-                    questions.add(question)
-                    question.add_done_callback(questions.discard)
+                    question = questions.ask(asked, f"does {self._found.name} answer")
                     question.add_done_callback(self._note)
                     await asyncio.wait((question,), timeout=_AGAIN_SECONDS)
                     if question.done():
@@ -90,9 +120,7 @@ class LostMaster:
                             self._silent_since, self._refused_since = None, began
                             await asyncio.sleep(_PAUSE_SECONDS)
         finally:
-            for question in questions:
-                question.cancel()
-            await asyncio.gather(*questions, return_exceptions=True)
+            await asyncio.gather(*questions.withdraw(), return_exceptions=True)
 
     def _note(self, question: asyncio.Task[SetMember]) -> None:
         if question.cancelled() or question.exception() is not None or self.answered.is_set():

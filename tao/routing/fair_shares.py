@@ -267,7 +267,7 @@ class FairShares:
             caller.read_units += (read_units - caller.read_units) / READS_OF_MEAN
         if caller.claims:
             self._take_turns(caller)
-        elif not caller.under_way:
+        else:
             self._note_idle(caller)
         return bool(self._turns)
 

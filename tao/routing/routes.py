@@ -99,8 +99,6 @@ class TierRoutes:
     def home(self, shard: int) -> CacheServer:
         """Return the server that receives the shard's writes and messages first; in a leader tier, the shard's present
         leader. Raises as `hosts`."""
-        if 0 <= shard < len(self._hosts):
-            return self._hosts[shard][0]
         return self.hosts(shard)[0]
 
     def successors(self, name: str) -> tuple[CacheServer, ...]:

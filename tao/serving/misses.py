@@ -45,7 +45,7 @@ from tao.serving.access import AccessControl, ReadCheck, caller_of
 from tao.serving.miss_answers import TOO_MANY_BYTES, BatchSettings, MissAnswers
 from tao.serving.shares import WorkShares
 from tao.serving.single_flight import FetchWaiter, LoneFetch, SingleFlight
-from tao.serving.sources import FetchRequest, not_there_yet
+from tao.serving.sources import FetchRequest, deliver, not_there_yet
 from tao.wire.identity import PeerIdentity
 from tao.wire.read_batch import BatchQueries, OperationSizes, id1s_of, operation_at
 from tao.wire.session import Reply, failure
@@ -682,7 +682,7 @@ class LoneMiss(LoneFetch):
     """A missed query of the usual kind: it asks for no version, and one fetch is expected to decide it, which nobody
     else waits for. Whatever turns out otherwise makes a `Miss` of it."""
 
-    __slots__ = ("_misses", "_receiver", "query", "slot")
+    __slots__ = ("_is_answered", "_misses", "_receiver", "query", "slot")
 
     # What a `Miss` has, as its receiver sees it.
     is_cut: Final = False
@@ -701,6 +701,7 @@ class LoneMiss(LoneFetch):
         super().__init__(misses.single_flight, key, fetch_query)
         self._misses: Final = misses
         self._receiver: Final = receiver
+        self._is_answered = False
         self.query: Final = query
         self.slot: Final = slot
 
@@ -729,16 +730,19 @@ class LoneMiss(LoneFetch):
         miss.note_prefix_asked(self.fetch_query)
         return miss
 
-    def finish(self, fetched: Fetched) -> None:
+    def finish(self, fetched: Fetched | TaoError) -> None:
         """See `LoneFetch.finish`."""
         query = self.query
-        if isinstance(query, RangeQuery):
+        if isinstance(query, RangeQuery) and not isinstance(fetched, TaoError):
             answer = prefix_answer(fetched.value, query)
             if answer is None:
-                self.waiter().take(fetched)
+                self._is_answered = True  # by the waiter, once
+                deliver(self.waiter().take, fetched)
                 return
             fetched = Fetched(answer, fetched.version_epoch, fetched.origin)
-        self._receiver.take(self, fetched)
+        if not self._is_answered:
+            self._is_answered = True
+            self._receiver.take(self, fetched)
 
 
 def _prefix(query: RangeQuery | TimeRangeQuery | EdgesQuery, limit: int) -> RangeQuery:

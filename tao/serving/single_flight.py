@@ -457,8 +457,8 @@ class LoneFetch(ABC):
         """Return the waiter of the query, as if it had joined a fetch from the start."""
 
     @abstractmethod
-    def finish(self, fetched: Fetched) -> None:
-        """Take what was fetched and stored."""
+    def finish(self, fetched: Fetched | TaoError) -> None:
+        """Take what was fetched and stored. It may be called again, with an error, when it has raised."""
 
     def opened(self) -> Fetch:
         """Return the fetch that this one becomes or has become."""
@@ -497,6 +497,6 @@ class LoneFetch(ABC):
                 self._is_finished = True
                 # Before the query is answered: when it needs another fetch, it must not join this one again.
                 single_flight.remove(self, 1)
-                self.finish(fetched)
+                deliver(self.finish, fetched)
                 return
         self.opened().take(fetched)

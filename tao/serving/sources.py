@@ -90,7 +90,8 @@ class FetchRequest(msgspec.Struct):
 
     # What sources note.
     instead: Callable[[FetchRequest, TaoError], None] | None = None
-    """What takes an error in place of ``take``, because there is another place to fetch from."""
+    """What takes an error in place of ``take``, because there is another place to fetch from. At most one of the
+    sources on the way sets it: a source in front of two others passes a new request to the second one."""
     instead_until: float = 0.0
     """The time at which there is none any more."""
     until: float = 0.0

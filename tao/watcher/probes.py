@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,6 +20,7 @@ from tao.model.ports import Clock
 from tao.model.topology import CacheServer, Database, TailerProcess, Topology, WatcherProcess
 from tao.observability.logs import Logger
 from tao.replication.kept_sessions import KeptSessions
+from tao.replication.lost_master import Questions
 from tao.replication.promotion_plan import SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.runtime.tasks import BackgroundTasks
@@ -77,8 +79,8 @@ class DatabaseProbes:
         self._good_probes: Final[dict[str, int]] = {}
         self._refused_connections: Final[dict[str, int]] = {}
         self._unanswered: Final = set[str]()
-        self._questions: Final = set[asyncio.Task[SetMember]]()
-        """Questions to masters that have not been answered yet."""
+        self._questions: Final = defaultdict[str, Questions](Questions)
+        """Master → the questions that it has not answered yet."""
         self._answered_late_at: Final[dict[str, float]] = {}
         """Master → when it answered a question last for whose answer no probe had waited."""
         self._asked_at: Final[dict[str, float]] = {}
@@ -107,8 +109,8 @@ class DatabaseProbes:
 
     def close(self) -> None:
         """Withdraw all questions and close the sessions, once no probe runs any more."""
-        for question in self._questions:
-            question.cancel()
+        for questions in self._questions.values():
+            questions.withdraw()
         for _, sessions in self._sessions.values():
             sessions.close()
 
@@ -213,11 +215,8 @@ class DatabaseProbes:
         """Return the state of the master, or that it has not answered for some seconds. The question is not withdrawn
         then: a late answer shows that it is slow, while one that hangs gives none."""
         region, master = replicas.database.master_region, replicas.master.name
-        question = asyncio.create_task(
-            replicas.member(region, self._settings.master_gone_seconds), name=f"does {master} answer"
-        )
-        self._questions.add(question)
-        question.add_done_callback(self._questions.discard)
+        asked = replicas.member(region, self._settings.master_gone_seconds)
+        question = self._questions[master].ask(asked, f"does {master} answer")
         await asyncio.wait((question,), timeout=seconds)
         if question.done():
             return question.result()

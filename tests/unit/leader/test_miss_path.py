@@ -26,7 +26,7 @@ from tao.model.queries import CountQuery, Fetched, ObjectQuery, Query, RangeQuer
 from tao.serving.sources import DatabaseSource, FetchRequest, RemoteSource, fetch_and_wait
 from tests.rigs.asking import WaitingSource
 from tests.rigs.leader_rig import FRIEND, USER, make_id
-from tests.rigs.pacing import Gate, Tasks
+from tests.rigs.pacing import Gate, Tasks, until
 
 HERE, ELSEWHERE = make_id(64, 0), make_id(64, 1)
 """An object mastered in this region, and one mastered in another."""
@@ -219,4 +219,19 @@ async def test_a_master_marked_down_is_still_read_in_its_own_region() -> None:
     rig = Rig()
     rig.marked_down = True
     assert await rig.fetch(ObjectQuery(HERE)) == rig.local.answer
+    assert rig.master_region.asked == []
+
+
+async def test_a_reader_that_cannot_take_an_error_of_the_replica_has_nothing_fetched_from_the_master_region() -> None:
+    rig = Rig(Overloaded("busy"))
+    taken: list[Fetched | TaoError] = []
+
+    def take(answer: Fetched | TaoError) -> None:
+        taken.append(answer)
+        if len(taken) == 1:
+            raise ZeroDivisionError
+
+    rig.source.fetch(FetchRequest(ObjectQuery(ELSEWHERE), 1, 0, take, 1.0))
+    await until(lambda: len(taken) == 2)
+    assert [type(each) for each in taken] == [Overloaded, InternalError]
     assert rig.master_region.asked == []

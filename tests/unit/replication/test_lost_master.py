@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from tao.replication import lost_master
-from tao.replication.lost_master import SILENT_SECONDS, LostMaster
+from tao.replication.lost_master import MAX_QUESTIONS, SILENT_SECONDS, LostMaster
 from tao.replication.promotion import PromotionSettings
 from tao.replication.promotion_plan import MasterAnswers, PromotionRequest, SetMember, check_lost
 from tao.replication.replication_set import ReplicationSet
@@ -22,6 +22,8 @@ class Answers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = 0
+        self.waiting: list[int] = []
+        """The questions under way, by number."""
         self.given: asyncio.Queue[SetMember] = asyncio.Queue()
         monkeypatch.setattr(ReplicationSet, "member", self._member)
         monkeypatch.setattr(lost_master, "_PAUSE_SECONDS", 0.0)
@@ -30,7 +32,12 @@ class Answers:
         assert region == "east"
         assert seconds > PromotionSettings().statement_seconds, "one that is slow answers late"
         self.asked += 1
-        return await self.given.get()
+        number = self.asked
+        self.waiting.append(number)
+        try:
+            return await self.given.get()
+        finally:
+            self.waiting.remove(number)
 
 
 @pytest.fixture
@@ -112,6 +119,22 @@ async def test_a_slow_master_answers_a_question_after_others_were_sent(answers: 
         answers.given.put_nowait(master("1-1-1"))
         await lost.answered.wait()
         assert (await lost.until_certain()).state is not None
+
+
+async def test_a_master_that_hangs_has_a_bounded_number_of_questions_and_the_oldest_are_kept(
+    answers: Answers, clock: ManualClock
+) -> None:
+    """Each has a connection, and the first one is what a slow master answers first."""
+    lost = LostMaster(replication_set_of("east", "west"))
+    async with lost.asked():
+        await _turns()
+        for asked in range(2, 3 * MAX_QUESTIONS):
+            clock.now += 1.0
+            await until(lambda asked=asked: answers.asked == asked)  # type: ignore[misc]
+        await until(lambda: len(answers.waiting) == MAX_QUESTIONS)
+        newest = answers.asked
+        assert answers.waiting == [*range(1, MAX_QUESTIONS), newest]
+    assert answers.waiting == []
 
 
 async def test_nobody_is_certain_of_a_master_that_is_not_asked_any_more(answers: Answers, clock: ManualClock) -> None:

@@ -72,6 +72,34 @@ async def test_a_waiter_that_raises_costs_the_others_of_its_fetch_nothing(
     assert "ZeroDivisionError" in caplog.text
 
 
+async def test_a_miss_whose_answer_cannot_be_taken_from_what_was_fetched_fails_at_once(
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("tao.serving.misses.prefix_answer", broken)
+    with pytest.raises(InternalError, match="ZeroDivisionError"):
+        await answer(rig.misses, RangeQuery(A, COMMENT, 0, 1), 0, critical=False)
+    assert "ZeroDivisionError" in caplog.text
+    assert (rig.misses.single_flight.under_way, rig.misses.single_flight.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("query", [ObjectQuery(A), RangeQuery(A, COMMENT, 0, 1)])
+async def test_a_receiver_that_raises_gets_no_second_answer(rig: Rig, query: Query) -> None:
+    taken: list[Fetched | TaoError] = []
+
+    class Broken(Awaited):
+        def take(self, miss: Miss | LoneMiss, answer: Fetched | TaoError) -> None:
+            taken.append(answer)
+            raise ZeroDivisionError
+
+    begin(rig.misses, query, 0, Broken(), critical=False)
+    await quiet()
+    assert len(taken) == 1
+    assert (rig.misses.single_flight.under_way, rig.misses.single_flight.waiting) == (0, 0)
+
+
 @pytest.mark.parametrize("critical", [False, True])
 async def test_more_queries_than_may_wait_are_refused_though_they_would_join_a_fetch(*, critical: bool) -> None:
     cache, source = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), Types()), ManualSource()

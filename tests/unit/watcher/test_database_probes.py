@@ -15,6 +15,7 @@ from tao.model.ports import Clock
 from tao.model.topology import Database, DatabaseServer, Topology
 from tao.observability.logs import logger
 from tao.replication.accounts import Account
+from tao.replication.lost_master import MAX_QUESTIONS
 from tao.replication.promotion_plan import SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.runtime.clock import LoopClock
@@ -182,3 +183,29 @@ async def test_a_master_that_answers_after_its_probe_has_ended_is_slow_and_not_s
     await looking._ask(DATABASE)
     assert looking.verdicts == {"east-db": ServerVerdict.DOWN}
     looking.close()
+
+
+async def test_probes_of_a_master_that_hangs_hold_a_bounded_number_of_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, under_way = 0, list[int]()
+
+    async def member(*_: object) -> SetMember:
+        nonlocal asked
+        number = asked = asked + 1
+        under_way.append(number)
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            under_way.remove(number)
+
+    monkeypatch.setattr(ReplicationSet, "member", member)
+    monkeypatch.setattr(DatabaseProbes, "_answer_seconds", lambda *_: 0.0)
+    looking = probes_of(DatabaseProbes, ManualClock(), lambda *_: None)
+    for number in range(1, 3 * MAX_QUESTIONS):
+        await looking._ask(DATABASE)
+        await until(lambda number=number: number in under_way)  # type: ignore[misc]
+    await until(lambda: len(under_way) == MAX_QUESTIONS)
+    assert under_way[0] == 1, "a slow master answers the first one first"
+    looking.close()
+    await until(lambda: not under_way)
