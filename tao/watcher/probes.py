@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from tao.model.errors import TaoError
@@ -81,6 +82,8 @@ class DatabaseProbes:
         self._unanswered: Final = set[str]()
         self._questions: Final = defaultdict[str, Questions](Questions)
         """Master → the questions that it has not answered yet."""
+        self._heard_at: Final[dict[str, float]] = {}
+        """Master → when its last answer came."""
         self._answered_late_at: Final[dict[str, float]] = {}
         """Master → when it answered a question last for whose answer no probe had waited."""
         self._asked_at: Final[dict[str, float]] = {}
@@ -117,10 +120,11 @@ class DatabaseProbes:
     def silent_seconds(self, server: str) -> float:
         """Return how long ago the server last answered, counted from the first probe when it never has.
 
-        Counted from the beginning of a probe that was answered in time, and from the answer when that came later."""
+        Counted from the answer of a master, which may be slow, and from the beginning of the probe that another server
+        answered."""
         now = self._clock.monotonic()
         answered_at = self._answered_at.setdefault(server, now)
-        return now - max(answered_at, self._answered_late_at.get(server, answered_at))
+        return now - max(answered_at, self._heard_at.get(server, answered_at))
 
     def is_dead(self, master: str) -> bool:
         """Return whether nothing has listened at a master's address for some probes in a row."""
@@ -217,19 +221,20 @@ class DatabaseProbes:
         region, master = replicas.database.master_region, replicas.master.name
         asked = replicas.member(region, self._settings.master_gone_seconds)
         question = self._questions[master].ask(asked, f"does {master} answer")
+        question.add_done_callback(partial(self._note_answer, self._heard_at))
         await asyncio.wait((question,), timeout=seconds)
         if question.done():
             return question.result()
-        question.add_done_callback(self._note_late_answer)
+        question.add_done_callback(partial(self._note_answer, self._answered_late_at))
         error = f"{master} has not answered for {seconds:.2f} s"
         return SetMember(master, region, None, error, is_master=True, is_silent=True)
 
-    def _note_late_answer(self, question: asyncio.Task[SetMember]) -> None:
+    def _note_answer(self, answered_at: dict[str, float], question: asyncio.Task[SetMember]) -> None:
         if question.cancelled() or question.exception() is not None:
             return
         member = question.result()
         if member.state is not None or member.refuses:
-            self._answered_late_at[member.name] = self._clock.monotonic()
+            answered_at[member.name] = self._clock.monotonic()
 
     def _answers_late(self, master: str) -> bool:
         """Return whether a master has answered a question lately for whose answer no probe has waited."""

@@ -82,9 +82,20 @@ def test_questions_that_are_withdrawn_from_a_slow_master_after_a_second_are_noti
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """To open a session and to ask for the state of the master takes two answers."""
-    monkeypatch.setattr(DatabaseProbes, "_note_late_answer", lambda *_: None)
+    monkeypatch.setattr(DatabaseProbes, "_note_answer", lambda *_: None)
     monkeypatch.setattr(lost_master, "_ANSWER_SECONDS", 1.0)
     assert _first("master cut off from replicas", "master slow", regions=1, seed=31).false
+
+
+def _silent_since_the_question(probes: DatabaseProbes, server: str) -> float:
+    now = probes._clock.monotonic()
+    asked_at = probes._answered_at.setdefault(server, now)
+    return now - max(asked_at, probes._answered_late_at.get(server, asked_at))
+
+
+def test_a_silence_that_counts_from_what_a_slow_master_has_answered_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DatabaseProbes, "silent_seconds", _silent_since_the_question)
+    assert _first("master slow", "master refuses watchers", regions=1, seed=51).false
 
 
 def test_a_promotion_although_the_replicas_hear_from_the_master_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
