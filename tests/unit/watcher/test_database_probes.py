@@ -195,7 +195,8 @@ async def test_probes_of_a_master_that_hangs_hold_a_bounded_number_of_connection
         number = asked = asked + 1
         under_way.append(number)
         try:
-            return await asyncio.get_running_loop().create_future()
+            await asyncio.Event().wait()
+            return master(None)
         finally:
             under_way.remove(number)
 
