@@ -161,7 +161,7 @@ class ShardMover:
         has been undone then, as far as the servers could be reached, and the next run goes on with the copy. Raises
         `LockTaken` while another run is under way."""
         self._figures = _Figures()
-        async with self._moves.locks.held(move_lock(shard), exclusive=True) as self._hold:
+        async with self._moves.move_held(shard) as self._hold:
             while True:
                 view = await self._moves.view(shard, target)
                 step = next_step(view)
