@@ -15,7 +15,7 @@ from tao.admin.shard_balance import PlannedMove, plan_balance, plan_split
 from tao.admin.shard_contents import ShardContents
 from tao.admin.shard_mover import MoveResult, ShardMover
 from tao.model.errors import RetryableError
-from tao.replication.shard_move_plan import AlreadyMoved, CopyBehind, holder_of
+from tao.replication.shard_move_plan import AlreadyMoved, CopyBehind, MovedElsewhere
 
 _PAUSES_SECONDS: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each further attempt: a minute in all, in which a server restarts and a lost master is replaced. An
@@ -47,12 +47,14 @@ async def run_moves(
 ) -> AsyncIterator[MoveResult]:
     """Make the moves one after the other, and yield the result of each.
 
-    A shard that has got another database since the plan was made stays there: nobody was shown that move. Raises as
-    `move_patiently`; the moves before are done then."""
+    A shard that another process has moved since the plan was made stays where it is, and has no result here: nobody was
+    shown that move. Raises as `move_patiently`; the moves before are done then."""
     for move in moves:
-        topology = await mover.load_topology()
-        if holder_of(topology, move.shard).name in (move.source, move.target):
-            yield await move_patiently(mover, move, on_failure)
+        try:
+            result = await move_patiently(mover, move, on_failure)
+        except (AlreadyMoved, MovedElsewhere):
+            continue
+        yield result
 
 
 async def move_patiently(mover: ShardMover, move: PlannedMove, on_failure: OnFailure = lambda *_: None) -> MoveResult:
@@ -61,13 +63,13 @@ async def move_patiently(mover: ShardMover, move: PlannedMove, on_failure: OnFai
     has_failed = False
     for pause_seconds in (*_PAUSES_SECONDS, None):
         try:
-            return await mover.move(move.shard, move.target)
+            return await mover.move(move.shard, move.target, move.source)
         except CopyBehind:
-            raise  # after an hour: as long as so much is written, the next run would take another
+            raise  # as long as so much is written, the next run would end so too, after up to an hour
         except AlreadyMoved:
             if not has_failed:
                 raise
-            break  # the attempt before has moved it, and then lost a server
+            break  # an attempt before, which then lost a server, or the process that held the lock has moved it
         except RetryableError as error:
             if pause_seconds is None:
                 raise

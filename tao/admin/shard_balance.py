@@ -41,10 +41,11 @@ def plan_split(
     """Plan to move half of a database's shards to another: every second one by load, so that both get alike halves.
 
     ``loads``: of each shard of the source. ``begun``: the moves that were begun and not finished, of which those
-    between the two come first. ``left_behind``: the shards that have left databases which still keep what they were,
-    each with such a database. Those that went from the source to the target count as a part of the half, so that a
-    split that was interrupted is finished, and does not halve again what is left; and no shard moves to a database
-    that keeps what it was. Raises `TopologyError` for an unknown database or one and the same."""
+    between the two come first; a shard on its way to a third database stays out of the plan. ``left_behind``: the
+    shards that have left databases which still keep what they were, each with such a database. Those that went from the
+    source to the target count as a part of the half, so that a split that was interrupted is finished, and does not
+    halve again what is left; and no shard moves to a database that keeps what it was. Raises `TopologyError` for an
+    unknown database or one and the same."""
     present = shards_of(find_database(topology, source))
     arrived = shards_of(find_database(topology, target))
     if source == target:
@@ -52,7 +53,7 @@ def plan_split(
     first = [move for move in begun if (move.source, move.target) == (source, target)]
     gone = {shard for shard, database in left_behind if database == source} & arrived
     taken = {move.shard for move in first}
-    free = {shard for shard in present - taken if (shard, target) not in left_behind}
+    free = {shard for shard in present - {move.shard for move in begun} if (shard, target) not in left_behind}
     left = sorted(free, key=lambda shard: (-loads.get(shard, 0.0), shard))
     wanted = min(len(left), (len(present) + len(gone)) // 2 - len(gone) - len(taken & present))
     chosen = sorted(left[(2 * at + 1) * len(left) // (2 * wanted)] for at in range(wanted))

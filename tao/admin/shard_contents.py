@@ -16,7 +16,7 @@ from tao.model.topology import Database, Topology
 from tao.observability.logs import Logger
 from tao.replication.accounts import Account
 from tao.replication.move_statements import ShardThere, data_bytes, drop_schema, moved_since, read_shard, shards_held
-from tao.replication.shard_move import MoveSettings, ShardMoves, move_lock
+from tao.replication.shard_move import MoveSettings, ShardMoves
 from tao.replication.shard_move_plan import holder_of
 from tao.storage.names import schema_name
 from tao.tailer.reader import BinlogReader
@@ -129,7 +129,7 @@ class ShardContents:
     async def drop(self, found: Iterable[MovedShard]) -> None:
         """Drop what shards have left behind. What a database holds by now, or is about to, is left alone."""
         for each in found:
-            async with self._moves.locks.held(move_lock(each.shard), exclusive=True):
+            async with self._moves.move_held(each.shard):
                 topology = await self._moves.store.load()
                 database = next(one for one in topology.databases if one.name == each.database)
                 async with self._moves.administrating(database) as session:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -41,10 +41,12 @@ from tao.replication.shard_move_plan import (
     CopySpoiled,
     CopyState,
     MoveAborted,
+    MovedElsewhere,
     MoveRefused,
     MoveStep,
     MoveView,
     check_room,
+    holder_of,
     master_of,
     next_step,
 )
@@ -154,14 +156,17 @@ class ShardMover:
             free_bytes=min(free.values(), default=None),
         )
 
-    async def move(self, shard: int, target: str) -> MoveResult:
-        """Move a shard, from wherever an interrupted run has left it.
+    async def move(self, shard: int, target: str, planned_from: str = "") -> MoveResult:
+        """Move a shard, from wherever an interrupted run has left it. ``planned_from``: the database that held it when
+        the move was planned; empty: whichever holds it now.
 
-        Raises `MoveRefused` with nothing changed, `MoveAborted` or another `TaoError` when a step failed: what was done
-        has been undone then, as far as the servers could be reached, and the next run goes on with the copy. Raises
-        `LockTaken` while another run is under way."""
+        Raises `MoveRefused` with nothing changed, also as `AlreadyMoved` and `MovedElsewhere`. Raises `MoveAborted` or
+        another `TaoError` when a step failed: what was done has been undone then, as far as the servers could be
+        reached, and the next run goes on with the copy. Raises `LockTaken` while another run is under way."""
         self._figures = _Figures()
-        async with self._moves.locks.held(move_lock(shard), exclusive=True) as self._hold:
+        async with self._moves.move_held(shard) as self._hold:
+            if planned_from:
+                await self._check_holder(shard, (planned_from, target))
             while True:
                 view = await self._moves.view(shard, target)
                 step = next_step(view)
@@ -171,6 +176,11 @@ class ShardMover:
                 if step is MoveStep.CLEAR:
                     break
         return await self._result(view)
+
+    async def _check_holder(self, shard: int, planned: Collection[str]) -> None:
+        holder = holder_of(await self.load_topology(), shard).name
+        if holder not in planned:
+            raise MovedElsewhere(f"{holder} holds shard {shard} since this move was planned: plan it anew")
 
     async def _do(self, step: MoveStep, view: MoveView) -> None:
         moves = self._moves

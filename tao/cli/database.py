@@ -186,7 +186,10 @@ def _do_all(mover: ShardMover, planned: list[PlannedMove], unit: str) -> None:
                 click.echo(f"{len(results)}/{len(planned)}: {_done(result)}", err=True)
 
     run(work())
-    show({"moves": results}, lambda: click.echo(f"{counted(len(results), 'shard')} moved"))
+    moved = {result.shard for result in results}
+    others = ", ".join(str(move.shard) for move in planned if move.shard not in moved)
+    more = f"; left out, because another process has moved them: shards {others}" if others else ""
+    show({"moves": results}, lambda: click.echo(f"{counted(len(results), 'shard')} moved{more}"))
 
 
 def _show_failure(error: RetryableError, pause_seconds: float) -> None:

@@ -155,14 +155,19 @@ class CounterOperations(JobOperations):
         asked, self._counters_asked = self._counters_asked, {}
         for (critical, max_staleness_ms), entries in asked.items():
             demand = Consistency(critical=critical, max_staleness_ms=max_staleness_ms or None)
+            try:
+                by_server = self._by_server(entries)
+            except TaoError as error:
+                _fail_all(entries, error)
+                continue
             # A task for each server: what one serves late delays nothing that another one has to be asked for again.
-            for some in self._by_server(entries).values():
+            for some in by_server.values():
                 task = self._loop.create_task(self._ask_until_answered(demand, some))
                 self._counter_tasks.add(task)
                 task.add_done_callback(self._counter_tasks.discard)
 
     def _by_server(self, entries: Iterable[_Asked]) -> dict[ServerQueue, list[_Asked]]:
-        """Return the counters by the server that is asked for them now."""
+        """Return the counters by the server that is asked for them now. Raises as `Router.writer`."""
         by_server: dict[ServerQueue, list[_Asked]] = {}
         for each in entries:
             by_server.setdefault(self._router.writer(each.key[0] >> SHARD_SHIFT), []).append(each)

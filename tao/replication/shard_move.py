@@ -22,7 +22,7 @@ from tao.model.errors import DeadlineExceeded, TopologyConflict
 from tao.model.ports import TopologyStore
 from tao.model.rows import ShardRow
 from tao.model.topology import Database, Topology
-from tao.replication.locks import MASTERSHIP, LockHold, Locks, hold_exclusively, keep_alive, mastership_lock
+from tao.replication.locks import MASTERSHIP, LockHold, Locks, LockTaken, hold_exclusively, keep_alive, mastership_lock
 from tao.replication.move_statements import (
     binlog_position,
     drop_schema,
@@ -196,6 +196,19 @@ class ShardMoves:
         )
 
     @asynccontextmanager
+    async def move_held(self, shard: int) -> AsyncIterator[LockHold]:
+        """Lock the move of a shard. Raises `LockTaken` while another process holds that lock."""
+        async with AsyncExitStack() as stack:
+            try:
+                hold = await stack.enter_async_context(self.locks.held(move_lock(shard), exclusive=True))
+            except LockTaken as error:
+                raise LockTaken(
+                    f"another process moves shard {shard}, undoes its move, or drops what it has left behind: wait "
+                    f"until that process has ended, and repeat the command ({error.message})"
+                ) from error
+            yield hold
+
+    @asynccontextmanager
     async def exclusively(self, source: Database, target: Database) -> AsyncIterator[LockHold]:
         """Lock the masterships of both databases. Raises `LockTaken` while one of them is being changed.
 
@@ -331,7 +344,7 @@ class ShardMoves:
     async def undo(self, shard: int, target: str) -> list[MoveStep]:
         """Undo what is there of a move, and return the steps that this took. Raises `MoveRefused` after the switch, and
         `LockTaken` while a move of the shard is under way."""
-        async with self.locks.held(move_lock(shard), exclusive=True):
+        async with self.move_held(shard):
             steps = await self.undo_switch(shard, target)
             view = await self.view(shard, target)
             if MoveStep.DROP_COPY in steps_to_undo(view):

@@ -45,6 +45,12 @@ class AlreadyMoved(MoveRefused):
     reason = "ALREADY_MOVED"
 
 
+class MovedElsewhere(MoveRefused):
+    """Another process has moved the shard to a third database since the move was planned."""
+
+    reason = "MOVED_ELSEWHERE"
+
+
 class MoveAborted(RetryableError):
     """A move has ended before the shard's database was changed, and was undone. It can be repeated."""
 

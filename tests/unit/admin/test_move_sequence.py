@@ -15,8 +15,7 @@ from tao.admin.shard_mover import MoveResult, ShardMover
 from tao.model.errors import RetryableError, TaoError, Unavailable
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.replication.locks import LockTaken
-from tao.replication.shard_move_plan import AlreadyMoved, CopyBehind, MoveAborted, MoveRefused
-from tao.topology import edits
+from tao.replication.shard_move_plan import AlreadyMoved, CopyBehind, MoveAborted, MovedElsewhere, MoveRefused
 
 MOVES = [PlannedMove(shard, "one", "two", 1.0) for shard in (1, 2)]
 ATTEMPTS = 7
@@ -46,7 +45,8 @@ class Mover:
     async def load_topology(self) -> Topology:
         return self.topology
 
-    async def move(self, shard: int, target: str) -> MoveResult:
+    async def move(self, shard: int, target: str, planned_from: str) -> MoveResult:
+        assert planned_from == "one"
         self.attempts.append(shard)
         left = self._errors.get(f"shard_{shard}", [])
         if left:
@@ -78,7 +78,7 @@ async def test_a_move_is_repeated_after_an_error_that_may_pass(error: TaoError) 
     assert lasting.attempts == [1] + [2] * ATTEMPTS
 
 
-@pytest.mark.parametrize("error", [MoveRefused("one and the same"), CopyBehind("too many writes"), AlreadyMoved("it")])
+@pytest.mark.parametrize("error", [MoveRefused("one and the same"), CopyBehind("too many writes")])
 async def test_a_sequence_ends_at_a_move_that_no_repetition_can_mend(error: TaoError) -> None:
     mover = Mover(shard_1=[error])
     assert await done(mover) == []
@@ -101,8 +101,14 @@ async def test_why_an_attempt_has_failed_is_shown_at_once() -> None:
     assert shown == [("UNAVAILABLE", 0.0)]
 
 
-async def test_a_shard_that_has_got_another_database_since_the_plan_stays_there() -> None:
-    mover = Mover()
-    mover.topology = edits.move_to_database(mover.topology, 1, "three")
+@pytest.mark.parametrize("error", [AlreadyMoved("two holds it"), MovedElsewhere("three holds it")])
+async def test_a_shard_that_another_process_has_moved_since_the_plan_ends_no_sequence(error: TaoError) -> None:
+    mover = Mover(shard_1=[error])
     assert await done(mover) == [2]
-    assert mover.attempts == [2]
+    assert mover.attempts == [1, 2]
+
+
+async def test_a_shard_that_another_process_moves_elsewhere_between_two_attempts_stays_there() -> None:
+    mover = Mover(shard_1=[LockTaken("it is moving"), MovedElsewhere("three holds it")])
+    assert await done(mover) == [2]
+    assert mover.attempts == [1, 1, 2]

@@ -68,6 +68,12 @@ def test_a_split_moves_no_shard_to_where_its_former_copy_stands() -> None:
     )
 
 
+def test_a_split_leaves_out_what_is_on_its_way_to_a_third_database() -> None:
+    begun = [PlannedMove(shard, "one", "three") for shard in (1, 3)]
+    moves = plan_split(topology(one=(0, 3), two=(4, 7), three=(8, 9)), "one", "two", {}, begun)
+    assert [move.shard for move in moves] == [0, 2]
+
+
 @given(st.integers(0, 40), st.data())
 def test_a_split_is_finished_with_half_wherever_it_was_interrupted(count: int, data: st.DataObject) -> None:
     now = topology(one=(0, count), two=(count + 1, count + 2))

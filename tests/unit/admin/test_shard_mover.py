@@ -29,8 +29,10 @@ from tao.replication.move_statements import Advance, CopiedTable, KeyRange, Shar
 from tao.replication.replication_set import SetAccounts
 from tao.replication.shard_move import MoveSettings, ShardMoves, move_lock
 from tao.replication.shard_move_plan import (
+    AlreadyMoved,
     CopyState,
     MoveAborted,
+    MovedElsewhere,
     MoveRefused,
     MoveStep,
     arrived_row,
@@ -162,7 +164,7 @@ class World:
         accounts = SetAccounts(ACCOUNT, ACCOUNT)
         return ShardMoves(cast(TopologyStore, self.store), self.locks, accounts, SETTINGS)
 
-    async def move(self) -> list[MoveStep]:
+    async def move(self, planned_from: str = "") -> list[MoveStep]:
         """Move the shard, and return the steps."""
         steps: list[MoveStep] = []
 
@@ -171,7 +173,8 @@ class World:
 
         accounts = MoverAccounts(ACCOUNT, ACCOUNT)
         async with asyncio.timeout(PATIENT_SECONDS):
-            await ShardMover(self.moves(), SETTINGS, accounts, logger("test"), on_step=note).move(SHARD, "db-2")
+            mover = ShardMover(self.moves(), SETTINGS, accounts, logger("test"), on_step=note)
+            await mover.move(SHARD, "db-2", planned_from)
         return steps
 
 
@@ -275,11 +278,22 @@ async def test_nothing_is_dropped_when_the_topology_names_a_target_without_the_s
     assert (world.target.copy, world.source.is_marked) == (COPY, False)
 
 
-async def test_undoing_waits_for_no_move_that_is_under_way(world: World) -> None:
+async def test_a_command_waits_for_no_move_that_is_under_way_and_says_what_is_in_its_way(world: World) -> None:
     async with world.locks.held(move_lock(SHARD), exclusive=True):
-        with pytest.raises(LockTaken):
-            await world.moves().undo(SHARD, "db-2")
+        for command in (world.moves().undo(SHARD, "db-2"), world.move()):
+            with pytest.raises(LockTaken, match=f"another process moves shard {SHARD}.*repeat the command"):
+                await command
     assert world.source.row == FENCED
+
+
+async def test_a_shard_stays_at_a_database_that_it_has_got_since_its_move_was_planned(world: World) -> None:
+    with pytest.raises(MovedElsewhere, match="db-1 holds shard 3"):
+        await world.move(planned_from="db-3")
+    assert (world.source.row, world.target.copy) == (FENCED, COPY), "nothing was changed"
+    await world.move(planned_from="db-1")
+    assert world.holder == "db-2"
+    with pytest.raises(AlreadyMoved):
+        await world.move(planned_from="db-1")
 
 
 async def test_leaders_write_again_while_the_target_is_lost(world: World) -> None:

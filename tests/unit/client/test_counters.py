@@ -156,6 +156,12 @@ async def test_a_server_that_hangs_delays_nothing_that_another_one_is_asked_for_
         assert (await far).value == 6
 
 
+async def test_a_counter_of_a_shard_that_no_server_has_fails(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph._router, "shards", 0)
+    with pytest.raises(InvalidArgument, match="there is no shard"):
+        await graph.counter_get(POST, "views")
+
+
 async def test_attempts_that_answer_nothing_end(graph: Graph, cluster: FakeCluster) -> None:
     cluster.link("near-1").behaviour = failing_once(0, AnswerFull("ask for fewer"), 1_000)
     with pytest.raises(AnswerFull):

@@ -16,9 +16,10 @@ from tao.wire.settings import DoorstepSettings, ServingSettings, SessionSettings
 from tao.wire.tls import ServerCheck, TlsFiles
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.certificates import TestAuthority
-from tests.rigs.pacing import until
+from tests.rigs.pacing import PATIENT_SECONDS, until
 
 ONE_A_MINUTE = 1 / 60
+PATIENT = SessionSettings(connect_timeout_seconds=PATIENT_SECONDS)
 
 
 class Echo:
@@ -117,7 +118,11 @@ def client_hello(files: TlsFiles) -> bytes:
 
 async def test_replayed_first_messages_begin_a_bounded_number_of_handshakes(tmp_path: Path) -> None:
     files = TestAuthority(tmp_path).issue("srv")
-    doorstep = DoorstepSettings(stranger_handshakes_per_second=ONE_A_MINUTE, max_pending_per_address=4)
+    doorstep = DoorstepSettings(
+        stranger_handshakes_per_second=ONE_A_MINUTE,
+        max_pending_per_address=4,
+        greeting_timeout_seconds=PATIENT_SECONDS,
+    )
     server = FrameServer(
         Echo(),
         ServingSettings(doorstep=doorstep),
@@ -130,9 +135,9 @@ async def test_replayed_first_messages_begin_a_bounded_number_of_handshakes(tmp_
     check = ServerCheck(files.client_context())
 
     async def connect() -> None:
-        await (await connect_frames(address, SessionSettings(), Credentials("good", "client"), check)).close()
+        await (await connect_frames(address, PATIENT, Credentials("good", "client"), check)).close()
 
-    session = await connect_frames(address, SessionSettings(), Credentials("good", "client"), check)
+    session = await connect_frames(address, PATIENT, Credentials("good", "client"), check)
     for _ in range(20):  # more than one
         await connect()
     hello, strangers = client_hello(files), list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
@@ -145,7 +150,7 @@ async def test_replayed_first_messages_begin_a_bounded_number_of_handshakes(tmp_
     assert len(answered) <= 1
     for _ in range(20):  # nor do they delay the newcomers of an address from which somebody has greeted
         await connect()
-    assert list((await session.ask(pb.Request(read=pb.ReadBatch(obj_ids=[1])), 20.0)).read.values) == [b"v"]
+    assert list((await session.ask(pb.Request(read=pb.ReadBatch(obj_ids=[1])), PATIENT_SECONDS)).read.values) == [b"v"]
     await session.close()
     await server.close()
     assert (len(server.doorstep.pending), len(server.waiting)) == (0, 0)
@@ -162,7 +167,7 @@ async def test_a_connection_leaves_no_cycle_to_the_garbage_collector(tmp_path: P
     gc.disable()
     try:
         for _ in range(3):
-            await (await connect_frames(address, SessionSettings(), Credentials("good", "client"), check)).close()
+            await (await connect_frames(address, PATIENT, Credentials("good", "client"), check)).close()
         await until(lambda: not server.connections)
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
