@@ -59,7 +59,7 @@ class FilterMachine(RuleBasedStateMachine):
             self.deliver_one(change)
 
     def deliver_one(self, message: ListChange | ListInvalidation) -> None:
-        self.cache.apply_message(message, 1, self.now)
+        self.cache.apply(message, 1, self.now)
         self.delivered.append(message)
         self.heard = max(self.heard, message.after if isinstance(message, ListChange) else message.version)
 
