@@ -69,8 +69,13 @@ class _Entry:
     def is_ready(self) -> bool:
         return not (self.batch or self.behind or self.held)
 
-    def __lt__(self, other: _Entry) -> bool:
-        return self.rank < other.rank
+
+_Ranked = tuple[tuple[int, int], _Entry]
+"""An entry in a heap. No two have the same rank, so a heap compares numbers and never entries."""
+
+
+def _earlier(one: _Entry, other: _Entry) -> _Entry:
+    return one if one.rank < other.rank else other
 
 
 class _Key:
@@ -93,7 +98,7 @@ class _Key:
         if not self._sub_writes:
             return next(iter(self._others.values())) if self._others else None
         sub_write = next(iter(self._sub_writes.values()))
-        return min(sub_write, next(iter(self._others.values()))) if self._others else sub_write
+        return _earlier(sub_write, next(iter(self._others.values()))) if self._others else sub_write
 
     def append(self, entry: _Entry) -> None:
         """Queue the entry behind those of its kind, which rank before it."""
@@ -117,7 +122,8 @@ class _Key:
         """Count whichever is behind the other now: the new entry, or the head that it overtakes."""
         head = self.head()
         if head is not None:
-            max(entry, head).behind += 1
+            later = entry if _earlier(entry, head) is head else head
+            later.behind += 1
 
     def _queue_of(self, entry: _Entry) -> OrderedDict[int, _Entry]:
         only, self.only = self.only, None
@@ -143,7 +149,7 @@ class _Server:
     def __init__(self) -> None:
         self.keys: dict[Hashable, _Key] = {}
         self.open: dict[int, list[_Entry]] = {}
-        self.ready: list[_Entry] = []
+        self.ready: list[_Ranked] = []
         self.sub_writes = 0
         self.waiting = 0
 
@@ -156,18 +162,18 @@ class _Server:
     def list_ready(self, entry: _Entry) -> None:
         if not entry.listed:
             entry.listed = True
-            heappush(self.ready, entry)
+            heappush(self.ready, (entry.rank, entry))
 
-    def pop_first(self, joining: list[_Entry]) -> _Entry | None:
+    def pop_first(self, joining: list[_Ranked]) -> _Entry | None:
         """Return the earliest of the ready entries and of ``joining``, the entries that can only join this batch."""
         ready = self.ready
-        while ready and not ready[0].is_ready():
-            heappop(ready).listed = False
-        if joining and not (ready and ready[0].rank < joining[0].rank):
-            return heappop(joining)
+        while ready and not ready[0][1].is_ready():
+            heappop(ready)[1].listed = False
+        if joining and not (ready and ready[0] < joining[0]):
+            return heappop(joining)[1]
         if not ready:
             return None
-        entry = heappop(ready)
+        entry = heappop(ready)[1]
         entry.listed = False
         return entry
 
@@ -215,9 +221,9 @@ class _Server:
         Otherwise writes that are withdrawn while every lane is busy would accumulate in it."""
         if len(self.ready) <= _SMALL_HEAP + 2 * self.waiting:
             return
-        for entry in self.ready:
+        for _, entry in self.ready:
             entry.listed = entry.is_ready()
-        self.ready = [entry for entry in self.ready if entry.listed]
+        self.ready = [ranked for ranked in self.ready if ranked[1].listed]
         heapify(self.ready)
 
 
@@ -316,7 +322,7 @@ class LaneScheduler:
         number = self._last_batch + 1
         batch: list[_Entry] = []
         # Entries that can go only because this batch holds their keys: the next in line behind its writes.
-        joining: list[_Entry] = []
+        joining: list[_Ranked] = []
         data_bytes = 0
         while len(batch) < self._max_batch and data_bytes < self._max_bytes:
             entry = state.pop_first(joining)
@@ -386,7 +392,7 @@ class LaneScheduler:
             else:
                 del self._shards[place]
 
-    def _take(self, state: _Server, entry: _Entry, number: int, joining: list[_Entry]) -> None:
+    def _take(self, state: _Server, entry: _Entry, number: int, joining: list[_Ranked]) -> None:
         entry.batch = number
         self._count(state, entry, -1)
         for name in entry.keys:
@@ -397,7 +403,7 @@ class LaneScheduler:
             holders = [state.keys[each].holder for each in successor.keys]
             successor.held = len(holders) - holders.count(_WAITING)
             if successor.held == holders.count(number):
-                heappush(joining, successor)
+                heappush(joining, (successor.rank, successor))
 
     def _close(self, batch: Sequence[int]) -> tuple[_Server, list[_Entry]]:
         found = self._entries.get(batch[0]) if batch else None

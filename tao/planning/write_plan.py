@@ -329,16 +329,18 @@ def _apply(
 ) -> WriteOutcome:
     match planned.write:
         # The most frequent ones first: each case before costs as much as a look at a type.
-        case (AssocAdd() | AssocDelete()) as write if schema.atype(write.atype).states:
-            return merge_edge(draft, write, pair, schema, now_unix_ms)
-        case AssocAdd() as write:
-            own = EdgeKey(write.id1, write.atype, write.id2)
-            if is_too_old(draft, own, write.time, schema):
-                draft.name_list(own)
-                return WriteOutcome()
-            return add_edge(draft, write, pair, schema)
-        case AssocDelete() as write:
-            return delete_edge(draft, write, pair, schema)
+        case (AssocAdd() | AssocDelete()) as write:
+            atype = schema.atype(write.atype)
+            if atype.states:
+                return merge_edge(draft, write, pair, schema, now_unix_ms)
+            if isinstance(write, AssocDelete):
+                return delete_edge(draft, write, atype, pair)
+            if write.atype in schema.retention:
+                own = EdgeKey(write.id1, write.atype, write.id2)
+                if is_too_old(draft, own, write.time, schema):
+                    draft.name_list(own)
+                    return WriteOutcome()
+            return add_edge(draft, write, atype, pair, schema)
         case AssocMerge() as write:
             return merge_edge(draft, write, pair, schema, now_unix_ms)
         case ReadState() as write:
