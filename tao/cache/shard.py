@@ -423,7 +423,9 @@ class CachedShard:
         id1, atype, before, after = change.id1, change.atype, change.before, change.after
         entries = self.lists.get(atype)
         block = entries.get(id1, b"") if entries else b""
-        held = block or self.held_count(id1, atype)  # a list begins with its version, as a count does
+        held = block  # a list begins with its version, as a count does
+        if not block and (counts := self.counts.get(atype)) is not None:
+            held = counts.peek(id1) or b""
         self.floors.raise_to(id1 << 32 | atype, after, now)
         if self.filters.tables or self.filters.builds:
             self.filters.apply(change)

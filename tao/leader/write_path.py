@@ -452,7 +452,7 @@ class WritePath:
             written = Written(plan.outcomes[index], messages, plan.intents[index], plan.settles[index])
             self._resolve(number, written)
         self.committed_transactions += 1
-        failed = sum(outcome.error is not None for outcome in plan.outcomes)
+        failed = len(plan.outcomes) - [outcome.error for outcome in plan.outcomes].count(None)
         self.failed_writes += failed
         self.committed_writes += len(batch) - failed
 
@@ -488,7 +488,7 @@ class WritePath:
         writes = [queued.planned for queued in batch]
         shards = sorted({shard for queued in batch for shard in queued.shards})
         # The timeout ends when the last writer stops queued, so that a database that hangs is reported.
-        left = max(queued.deadline for queued in batch) - self._clock.monotonic()
+        left = max([queued.deadline for queued in batch]) - self._clock.monotonic()
         timeout = min(self._settings.transaction_timeout_seconds, left)
         async with self._store.transaction(server, timeout_seconds=timeout) as transaction:
             keys = keys_of(writes, schema)

@@ -106,6 +106,13 @@ def validate(write: Write, schema: Schema) -> None:
     """Check a write without its rows. Raises `UnknownType`, `InvalidArgument` (ids, time, token), `InvalidField` or
     `TooLarge`."""
     match write:
+        case AssocAdd(id1=id1, atype=atype, id2=id2, time=time, data=data):
+            _check_ends(id1, id2)
+            _check_time(time)
+            validate_new(_written_type(atype, schema), data)
+        case AssocDelete(id1=id1, atype=atype, id2=id2):
+            _check_ends(id1, id2)
+            _written_type(atype, schema)
         case ObjAdd(id=home, otype=otype, data=data, allocated=allocated):
             if not allocated:  # otherwise the leader chooses the id, after this check
                 check_id(home)
@@ -121,13 +128,6 @@ def validate(write: Write, schema: Schema) -> None:
             check_id(home)
             if otype:
                 schema.otype(otype)
-        case AssocAdd(id1=id1, atype=atype, id2=id2, time=time, data=data):
-            _check_ends(id1, id2)
-            _check_time(time)
-            validate_new(_written_type(atype, schema), data)
-        case AssocDelete(id1=id1, atype=atype, id2=id2):
-            _check_ends(id1, id2)
-            _written_type(atype, schema)
         case AssocChangeType(id1=id1, atype=atype, id2=id2, new_atype=new):
             _check_ends(id1, id2)
             for each in (atype, new):
