@@ -187,93 +187,95 @@ _NO_BUILDS: Final[dict[int, FilterBuild]] = {}
 
 
 class ShardFilters:
-    """All filters of one shard, and the builds under way."""
+    """All filters of one shard, and the builds under way.
 
-    __slots__ = ("_arenas", "_builds", "_tables")
+    ``tables`` and ``builds`` are empty in most shards; who applies many changes looks at them before it calls."""
+
+    __slots__ = ("_arenas", "builds", "tables")
 
     def __init__(self, arenas: Arenas) -> None:
         self._arenas = arenas
-        self._tables = _NO_TABLES
-        self._builds = _NO_BUILDS
+        self.tables = _NO_TABLES
+        self.builds = _NO_BUILDS
 
     def get(self, id1: int, atype: int) -> MembershipFilter | None:
-        table = self._tables.get(atype)
+        table = self.tables.get(atype)
         return table.get(id1) if table is not None else None
 
     def version(self, id1: int, atype: int) -> int:
         """Return the version of the filter that is held; 0 when none is."""
-        held = self.get(id1, atype) if self._tables else None
+        held = self.get(id1, atype) if self.tables else None
         return held.version if held is not None else 0
 
     def held(self) -> Iterable[MembershipFilter]:
-        return (each for table in self._tables.values() for each in table.held())
+        return (each for table in self.tables.values() for each in table.held())
 
     # builds
 
     def begin(self, id1: int, atype: int, floor: int, version_epoch: int) -> FilterBuild:
         """Begin a build, which keeps changes from now on. Begin the scan after this call. The build ends by `put` or
         `give_up`."""
-        if self._builds is _NO_BUILDS:
-            self._builds = {}
-        build = self._builds[floor_key(id1, atype)] = FilterBuild(id1, atype, floor, version_epoch)
+        if self.builds is _NO_BUILDS:
+            self.builds = {}
+        build = self.builds[floor_key(id1, atype)] = FilterBuild(id1, atype, floor, version_epoch)
         return build
 
     def give_up(self, build: FilterBuild) -> None:
         build.is_abandoned = True
-        if self._builds.get(floor_key(build.id1, build.atype)) is build:
-            del self._builds[floor_key(build.id1, build.atype)]
+        if self.builds.get(floor_key(build.id1, build.atype)) is build:
+            del self.builds[floor_key(build.id1, build.atype)]
 
     def put(self, build: FilterBuild) -> bool:
         """Store the filter of a build that has caught up. Returns False when there is no room."""
         self.give_up(build)
         assert build.filter is not None
-        table = self._tables.get(build.atype)
+        table = self.tables.get(build.atype)
         if table is None:
             arena = self._arenas.for_list(build.atype)
-            if self._tables is _NO_TABLES:
-                self._tables = {}
-            table = self._tables[build.atype] = FilterTable(build.atype, arena, self._arenas)
+            if self.tables is _NO_TABLES:
+                self.tables = {}
+            table = self.tables[build.atype] = FilterTable(build.atype, arena, self._arenas)
         return table.put(build.id1, build.filter)
 
     # changes and versions that become known
 
     def apply(self, change: ListChange) -> None:
-        build = self._builds.get(floor_key(change.id1, change.atype)) if self._builds else None
+        build = self.builds.get(floor_key(change.id1, change.atype)) if self.builds else None
         if build is not None:
             build.keep(change)
-        held = self.get(change.id1, change.atype) if self._tables else None
+        held = self.get(change.id1, change.atype) if self.tables else None
         if held is not None and not _move(held, change):
-            self._tables[change.atype].drop(change.id1)
+            self.tables[change.atype].drop(change.id1)
 
     def note_version(self, id1: int, atype: int, version: int) -> None:
         """Note that the list has reached ``version`` by changes that are not known."""
-        build = self._builds.get(floor_key(id1, atype)) if self._builds else None
+        build = self.builds.get(floor_key(id1, atype)) if self.builds else None
         if build is not None:
             build.note_version(version)
         if 0 < self.version(id1, atype) < version:
-            self._tables[atype].drop(id1)
+            self.tables[atype].drop(id1)
 
     def drop(self, id1: int, atype: int) -> None:
         """Drop the filter of the list, because what is known of the list may be wrong."""
-        build = self._builds.get(floor_key(id1, atype)) if self._builds else None
+        build = self.builds.get(floor_key(id1, atype)) if self.builds else None
         if build is not None:
             build.is_abandoned = True
-        if atype in self._tables:
-            self._tables[atype].drop(id1)
+        if atype in self.tables:
+            self.tables[atype].drop(id1)
 
     def invalidate(self, atypes: Iterable[int] | None = None) -> None:
         """Drop the filters of these types, or of all types, and every build."""
-        for build in list(self._builds.values()):
+        for build in list(self.builds.values()):
             self.give_up(build)
-        for atype in list(self._tables if atypes is None else atypes):
-            table = self._tables.pop(atype, None)
+        for atype in list(self.tables if atypes is None else atypes):
+            table = self.tables.pop(atype, None)
             if table is not None:
                 table.arena.retire(table)
 
     def retire_moved(self) -> None:
         """Drop the filters of types that a new schema puts into another arena."""
         for_list = self._arenas.for_list
-        self.invalidate([atype for atype, table in self._tables.items() if table.arena is not for_list(atype)])
+        self.invalidate([atype for atype, table in self.tables.items() if table.arena is not for_list(atype)])
 
 
 def _move(held: MembershipFilter, change: ListChange) -> bool:

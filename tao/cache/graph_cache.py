@@ -30,12 +30,12 @@ from tao.cache.shard import CachedShard
 from tao.cache.statistics import arena_statistics, floor_statistics, sample_keys
 from tao.cache.tables import Arenas
 from tao.model.changes import (
-    Change,
     ListChange,
     Message,
     ObjectChange,
     ObjectInvalidation,
     ShardInvalidation,
+    ShardMessages,
 )
 from tao.model.graph import EXISTS_NOT, MAX_TIME, version_of
 from tao.model.ids import SHARD_SHIFT
@@ -409,46 +409,49 @@ class GraphCache:
 
     # messages and changesets
 
-    def apply(self, change: Change, version_epoch: int, now: float, insert: bool = False) -> Applied:
-        """Apply a committed change. ``insert`` also caches an object or a list's first version that was not cached
-        (write-through). It is allowed only when every later change came while the shard was open, and within
+    def apply(self, message: Message, version_epoch: int, now: float, insert: bool = False) -> Applied:
+        """Apply a maintenance message of any kind. ``insert`` also caches an object or a list's first version that was
+        not cached (write-through). It is allowed only when every later change came while the shard was open, and within
         ``floor_seconds``."""
-        shard = self._shards.get(change.shard)
-        if shard is None:
-            return self._pass_closed(change.shard)
-        key, atype = (change.id, 0) if isinstance(change, ObjectChange) else (change.id1, change.atype)
-        bumped = self._learn(shard, version_epoch)
-        if version_epoch < shard.version_epoch:
-            applied = shard.drop(key, atype)
-        elif isinstance(change, ObjectChange):
-            applied = shard.apply_object(change, now, insert)
-        else:
-            applied = shard.apply_list(change, now, insert)
-        self.dropped += applied is Applied.DROPPED
-        self.recorder.record_key(key, atype, applied, change.after)
-        return Applied.EPOCH_BUMPED if bumped else applied
-
-    def apply_message(self, message: Message, version_epoch: int, now: float, insert: bool = False) -> Applied:
-        """Apply a maintenance message of any kind."""
-        if isinstance(message, ObjectChange | ListChange):
-            return self.apply(message, version_epoch, now, insert)
         shard = self._shards.get(message.shard)
         if shard is None:
             return self._pass_closed(message.shard)
-        bumped = self._learn(shard, version_epoch)
-        if isinstance(message, ShardInvalidation):
+        return self._apply_to(shard, message, version_epoch, now, insert)
+
+    def apply_all(self, messages: ShardMessages, now: float, insert: bool = False) -> None:
+        """Apply the messages of one shard in order, each as `apply` does."""
+        shard, version_epoch = self._shards.get(messages.shard), messages.version_epoch
+        if shard is None:
+            if messages.messages:
+                self._pass_closed(messages.shard)
+            return
+        for message in messages.messages:
+            self._apply_to(shard, message, version_epoch, now, insert)
+
+    def _apply_to(self, shard: CachedShard, message: Message, version_epoch: int, now: float, insert: bool) -> Applied:
+        bumped = version_epoch > shard.version_epoch and self._learn(shard, version_epoch)
+        is_of_lost_master = version_epoch < shard.version_epoch
+        if isinstance(message, ListChange):
+            key, atype, version = message.id1, message.atype, message.after
+            applied = shard.drop(key, atype) if is_of_lost_master else shard.apply_list(message, now, insert)
+        elif isinstance(message, ObjectChange):
+            key, atype, version = message.id, 0, message.after
+            applied = shard.drop(key, 0) if is_of_lost_master else shard.apply_object(message, now, insert)
+        elif isinstance(message, ShardInvalidation):
             if message.otypes or message.atypes:
                 self.invalidate_types(message.shard, message.otypes, message.atypes)
             else:
                 self.bump_shard(message.shard)
             return Applied.EPOCH_BUMPED
-        key, atype = (message.id, 0) if isinstance(message, ObjectInvalidation) else (message.id1, message.atype)
-        if version_epoch < shard.version_epoch:
-            applied = shard.drop(key, atype)
         else:
-            applied = shard.raise_floor(key, atype, message.version, now)
-        self.dropped += applied is Applied.DROPPED
-        self.recorder.record_key(key, atype, applied, message.version)
+            key, atype = (message.id, 0) if isinstance(message, ObjectInvalidation) else (message.id1, message.atype)
+            version = message.version
+            applied = (
+                shard.drop(key, atype) if is_of_lost_master else shard.raise_floor(key, atype, message.version, now)
+            )
+        if applied is Applied.DROPPED:
+            self.dropped += 1
+        self.recorder.record_key(key, atype, applied, version)
         return Applied.EPOCH_BUMPED if bumped else applied
 
     def has_applied(self, key: int, atype: int, version: int, version_epoch: int) -> bool:

@@ -332,84 +332,86 @@ _NO_BUILDS: Final[tuple[PairBuild, ...]] = ()
 
 
 class ShardPairFilters:
-    """The pair filters of one shard by type, and the builds under way."""
+    """The pair filters of one shard by type, and the builds under way.
 
-    __slots__ = ("_builds", "_filters")
+    ``filters`` and ``builds`` are empty in most shards; who applies many changes looks at them before it calls."""
+
+    __slots__ = ("builds", "filters")
 
     def __init__(self) -> None:
-        self._filters = _NO_FILTERS
-        self._builds = _NO_BUILDS
+        self.filters = _NO_FILTERS
+        self.builds = _NO_BUILDS
 
     def get(self, atype: int) -> PairFilter | None:
-        return self._filters.get(atype)
+        return self.filters.get(atype)
 
     def held(self) -> Iterator[tuple[int, PairFilter]]:
         """Return the types and their filters."""
-        return iter(tuple(self._filters.items()))
+        return iter(tuple(self.filters.items()))
 
     def version(self, id1: int, atype: int) -> int:
         """Return the highest version of the list that is known of a filter; 0 without one."""
-        held = self._filters.get(atype)
+        held = self.filters.get(atype)
         return 0 if held is None else held.version(id1)
 
     # builds
 
     def begin(self, build: PairBuild) -> None:
         """Send the build what comes from now on. It ends by `put` or `give_up`."""
-        self._builds = (*self._builds, build)
+        self.builds = (*self.builds, build)
 
     def give_up(self, build: PairBuild) -> None:
         build.is_abandoned = True
-        self._builds = tuple(each for each in self._builds if each is not build)
+        self.builds = tuple(each for each in self.builds if each is not build)
 
     def put(self, build: PairBuild) -> None:
         """Keep the filter of a build of all lists, or what a build of one list has found."""
         if not build.id1:
-            if self._filters is _NO_FILTERS:
-                self._filters = {}
-            self._filters[build.atype] = build.finish()
-        elif build.held is not None and build.held is self._filters.get(build.atype):
+            if self.filters is _NO_FILTERS:
+                self.filters = {}
+            self.filters[build.atype] = build.finish()
+        elif build.held is not None and build.held is self.filters.get(build.atype):
             build.settle()
         self.give_up(build)
 
     # changes and versions that become known
 
     def apply(self, change: ListChange) -> None:
-        for build in self._builds:
+        for build in self.builds:
             if build.atype == change.atype:
                 build.keep(change)
-        held = self._filters.get(change.atype)
+        held = self.filters.get(change.atype)
         if held is not None:
             held.apply(change)
 
     def note_version(self, id1: int, atype: int, version: int) -> None:
         """Note that the list has reached ``version`` by changes that are not known."""
-        for build in self._builds:
+        for build in self.builds:
             if build.atype == atype:
                 build.note_version(id1, version)
-        held = self._filters.get(atype)
+        held = self.filters.get(atype)
         if held is not None:
             held.note_version(id1, version)
 
     def mark_uncertain(self, id1: int, atype: int) -> None:
         """Note that what is known of the list may be wrong."""
-        for build in self._builds:
+        for build in self.builds:
             if build.atype == atype:
                 build.mark_uncertain(id1)
-        held = self._filters.get(atype)
+        held = self.filters.get(atype)
         if held is not None:
             held.mark_uncertain(id1)
 
     def fill(self, id1: int, atype: int, version: int, id2s: Iterable[int]) -> None:
         """Take all edges of a list at ``version``."""
-        held = self._filters.get(atype)
+        held = self.filters.get(atype)
         if held is not None:
             held.fill(id1, version, id2s)
 
     def discard(self, atypes: Iterable[int] | None = None) -> None:
         """Discard the filters of these types, or of all types, and the builds under way."""
-        for build in self._builds:
+        for build in self.builds:
             self.give_up(build)
-        if self._filters:
-            for atype in list(self._filters if atypes is None else atypes):
-                self._filters.pop(atype, None)
+        if self.filters:
+            for atype in list(self.filters if atypes is None else atypes):
+                self.filters.pop(atype, None)

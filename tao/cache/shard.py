@@ -44,6 +44,7 @@ from tao.model.queries import PairPage
 
 _NO_ENTRIES: Final[dict[int, bytes]] = {}
 """The objects of every shard that has no table of the default arena yet. Never changed: entries are put into tables."""
+_NEVER_WRITTEN_LIST: Final = empty_block(0)
 
 
 class CachedShard:
@@ -187,9 +188,11 @@ class CachedShard:
         """Return the value whose version is held: the object (``atype`` 0) or the count of the list."""
         return self.held_count(key, atype) if atype else self.held_object(key)
 
-    def floor(self, key: int, atype: int) -> int:
-        """Return the highest version of the object (``atype`` 0) or list that is known by any means."""
-        held = self.held_count(key, atype) if atype else self.held_object(key)
+    def floor(self, key: int, atype: int, held: bytes | None = None) -> int:
+        """Return the highest version of the object (``atype`` 0) or list that is known by any means. ``held``: the
+        value that is held, of a caller that has looked it up."""
+        if held is None:
+            held = self.held_count(key, atype) if atype else self.held_object(key)
         known = self.floors.get(floor_key(key, atype))
         departed = self._arenas.departed.get(key, atype)
         if departed > known:
@@ -197,7 +200,10 @@ class CachedShard:
         if held and (version := version_of(held)) > known:
             known = version
         if atype:
-            known = max(known, self.filters.version(key, atype), self.pairs.version(key, atype))
+            if self.filters.tables and (version := self.filters.version(key, atype)) > known:
+                known = version
+            if self.pairs.filters and (version := self.pairs.version(key, atype)) > known:
+                known = version
         return known
 
     # ways in: each one leaves its arena within the budget
@@ -210,12 +216,13 @@ class CachedShard:
         return self._put(target, key, value)
 
     def _put_list(self, id1: int, atype: int, block: bytes) -> bool:
-        lists, counts = self._lists_of(atype)
-        counts.drop(id1)
+        lists, counts = self._list_tables.get(atype) or self._lists_of(atype)
+        if not lists.entries.get(id1):  # where a list is held, no count is
+            counts.drop(id1)
         return self._put(lists, id1, block)
 
     def _put_count(self, id1: int, atype: int, value: bytes) -> bool:
-        lists, counts = self._lists_of(atype)
+        lists, counts = self._list_tables.get(atype) or self._lists_of(atype)
         lists.drop(id1)
         return self._put(counts, id1, value)
 
@@ -399,31 +406,39 @@ class CachedShard:
     def apply_list(self, change: ListChange, now: float, insert: bool) -> Applied:
         """Apply a list change. A list at version ``before`` is spliced, any other is dropped; the count is replaced."""
         self._arenas.moment.now = now
-        id1, atype, after = change.id1, change.atype, change.after
-        block = self.held_list(id1, atype)
-        held = block or self.held_count(id1, atype)  # a list begins with its version, as a count does
-        self.floors.raise_to(floor_key(id1, atype), after, now)
-        self.filters.apply(change)
-        self.pairs.apply(change)
-        if held and version_of(held) >= after:
-            return Applied.IGNORED
+        id1, atype, before, after = change.id1, change.atype, change.before, change.after
+        entries = self.lists.get(atype)
+        block = entries.get(id1, b"") if entries else b""
+        held = block  # a list begins with its version, as a count does
+        if not block and (counts := self.counts.get(atype)) is not None:
+            held = counts.peek(id1) or b""
+        self.floors.raise_to(id1 << 32 | atype, after, now)
+        if self.filters.tables or self.filters.builds:
+            self.filters.apply(change)
+        if self.pairs.filters or self.pairs.builds:
+            self.pairs.apply(change)
+        version = int.from_bytes(held[:8], "little")
         if not held:
-            if not insert or change.before or self.floor(id1, atype) > after or self.floors.is_overflowed(now):
+            if not insert or before or self.floor(id1, atype, b"") > after or now < self.floors.overflowed_until:
                 return Applied.NOT_CACHED
-            block = empty_block(0)
-        elif not block and decode_count(held) == (change.before, 0):
-            block = empty_block(change.before)
-        if block and version_of(block) == change.before:
-            spliced = splice(block, change, self._arenas.types.list_limit(atype))
+            block = _NEVER_WRITTEN_LIST
+        elif version >= after:
+            return Applied.IGNORED
+        elif not block and decode_count(held) == (before, 0):
+            block = empty_block(before)
+        if block and version == before:
+            limit = self._arenas.types.list_limit(atype)
+            spliced = splice(block, change, limit)
             if spliced is None:
                 return self.drop(id1, atype)
-            _, _, left, flags = header(spliced)
-            if left < (before := header(block)[2]) and not flags & COMPLETE:
-                self._arenas.report_shrunk(id1, atype, before, left)
+            if change.gone or int.from_bytes(block[16:20], "little") > limit:  # nothing else makes a prefix shorter
+                n, (_, _, left, flags) = header(block)[2], header(spliced)
+                if left < n and not flags & COMPLETE:
+                    self._arenas.report_shrunk(id1, atype, n, left)
             if len(spliced) > HEADER_BYTES:
                 return Applied.APPLIED if self._put_list(id1, atype, spliced) else Applied.DROPPED
         self._put_count(id1, atype, encode_count(after, change.count))
-        return Applied.DROPPED if block and version_of(block) != change.before else Applied.APPLIED
+        return Applied.DROPPED if block and version != before else Applied.APPLIED
 
     def has_applied(self, key: int, atype: int, version: int) -> bool:
         """Return whether the key is held at ``version`` or later, and that version is its floor: another change to

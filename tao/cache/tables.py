@@ -238,7 +238,7 @@ class CountTable:
 
     def drop(self, key: int) -> bool:
         """Drop the count. Returns whether there was one."""
-        return self.packed.drop(key) or self.wide.drop(key)
+        return self.packed.drop(key) or (self.wide.live > 0 and self.wide.drop(key))
 
     def retire(self) -> None:
         """Drop the table in constant time; the arena sweeps the packed entries out later."""

@@ -61,18 +61,20 @@ class VersionFloors:
     def raise_to(self, key: int, version: int, now: float) -> None:
         """Raise the floor of ``key`` to ``version``. A floor that is higher already stays, and its lifetime starts
         anew."""
-        self.rotate(now)
+        if now - self._rotated >= self._floor_seconds:
+            self.rotate(now)
         young = self._young
         known = young.get(key)
         if known is not None:  # the older half has no higher one
             if version > known:
                 young[key] = version
             return
-        floor = max(version, self._old.get(key, 0))
-        if len(self) < self._max_floors:
+        old = self._old
+        floor = max(version, old.get(key, 0)) if old else version
+        if len(young) + len(old) < self._max_floors:
             young[key] = floor
-        elif key in self._old:
-            self._old[key] = floor
+        elif key in old:
+            old[key] = floor
             self._overflow(now)  # it may be forgotten too early
         else:
             self._overflow(now)

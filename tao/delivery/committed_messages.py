@@ -84,7 +84,7 @@ class CommittedMessages:
         self._databases.add(source.rpartition("@")[0])
         for batch in batches:
             self.release(source, number, batch.shard)
-            size = sum(map(estimated_bytes, batch.messages))
+            size = estimated_bytes(batch.messages)
             if size <= self._settings.committed_bytes // _LARGE_SHARE:
                 self._kept[source, number, batch.shard] = _Kept(batch, size, now)
                 self.bytes += size

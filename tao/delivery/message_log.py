@@ -9,7 +9,7 @@ held together: a commit under load has many messages of a shard, and each is app
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tao.delivery.coverage import Coverage
@@ -36,7 +36,7 @@ class _HeldRun:
         self.version_epoch = batch.version_epoch
         self.place = place  # in the order of arrival
         self.position = position
-        self.size_bytes = sum(map(estimated_bytes, batch.messages))
+        self.size_bytes = estimated_bytes(batch.messages)
         known = stream.first_numbers
         first_numbers = [known.setdefault(id(each), number) for number, each in enumerate(batch.messages, self.first)]
         self.repeats: list[int] = []
@@ -54,7 +54,7 @@ class _HeldRun:
         """Remove the first messages. Returns their size."""
         is_whole = count == len(self.messages)
         removed = self.messages if is_whole else self.messages[:count]
-        size_bytes = self.size_bytes if is_whole else sum(map(estimated_bytes, removed))
+        size_bytes = self.size_bytes if is_whole else estimated_bytes(removed)
         known = self.stream.first_numbers
         for number, message in enumerate(removed, self.first):
             if known.get(id(message)) == number:
@@ -214,7 +214,7 @@ class MessageLog:
                 if repeats_number > received_after:
                     repeated += 1
                 else:
-                    size = estimated_bytes(message)
+                    size = estimated_bytes((message,))
                     if taken and (held.version_epoch != run_epoch or total + size > max_bytes):
                         break
                     run_epoch = held.version_epoch
@@ -241,13 +241,14 @@ class MessageLog:
         return count
 
 
-def estimated_bytes(message: Message) -> int:
-    """Return the estimated size of a message in memory, in bytes; its encoded form is smaller."""
-    if isinstance(message, ListChange):
-        edges_bytes = _EDGE_BYTES * (len(message.gone) + len(message.put))
-        for edge in message.put:
-            edges_bytes += len(edge.data)
-        return _MESSAGE_BYTES + edges_bytes
-    if isinstance(message, ObjectChange):
-        return _MESSAGE_BYTES + len(message.data or b"")
-    return _MESSAGE_BYTES
+def estimated_bytes(messages: Sequence[Message]) -> int:
+    """Return the estimated size of messages in memory, in bytes; their encoded form is smaller."""
+    size = _MESSAGE_BYTES * len(messages)
+    for message in messages:
+        if isinstance(message, ListChange):
+            size += _EDGE_BYTES * (len(message.gone) + len(message.put))
+            for edge in message.put:
+                size += len(edge.data)
+        elif isinstance(message, ObjectChange):
+            size += len(message.data or b"")
+    return size

@@ -475,7 +475,7 @@ class Subscription:
         part = replay.next_part()
         self.mark_pending(replay.stream.shard)
         messages = part.messages.messages if part.messages is not None else ()
-        return part, sum(map(estimated_bytes, messages))
+        return part, estimated_bytes(messages)
 
     def _hand_over(self, delivery: Delivery, size: int) -> None:
         self._number = delivery.number

@@ -144,7 +144,7 @@ class FollowerService(CacheService):
             for shard in shards:
                 invalidation = ShardInvalidation(shard, otypes, atypes)
                 epoch = self._cache.version_epoch(shard)
-                self._cache.apply_message(invalidation, epoch, self._clock.monotonic())
+                self._cache.apply(invalidation, epoch, self._clock.monotonic())
         reply.send(pb.Answer(invalidated=pb.Invalidated(shards=len(shards))))
 
 

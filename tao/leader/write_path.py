@@ -440,8 +440,8 @@ class WritePath:
         # Converted once for all writes: hundreds of edges of one list are one change, which each of them reports.
         limit = self._settings.inline_object_bytes
         changes = [
-            ShardMessages(shard := change.shard, rows[shard].version_epoch, (without_large_data(change, limit),))
-            for change in plan.changes
+            ShardMessages(shard := change.shard, rows[shard].version_epoch, (change,))
+            for change in _without_large_objects(plan.changes, limit)
         ]
         for index, number in enumerate(batch):
             messages = [changes[at] for at in plan.changes_of[index]]
@@ -452,7 +452,7 @@ class WritePath:
             written = Written(plan.outcomes[index], messages, plan.intents[index], plan.settles[index])
             self._resolve(number, written)
         self.committed_transactions += 1
-        failed = sum(outcome.error is not None for outcome in plan.outcomes)
+        failed = len(plan.outcomes) - [outcome.error for outcome in plan.outcomes].count(None)
         self.failed_writes += failed
         self.committed_writes += len(batch) - failed
 
@@ -488,7 +488,7 @@ class WritePath:
         writes = [queued.planned for queued in batch]
         shards = sorted({shard for queued in batch for shard in queued.shards})
         # The timeout ends when the last writer stops queued, so that a database that hangs is reported.
-        left = max(queued.deadline for queued in batch) - self._clock.monotonic()
+        left = max([queued.deadline for queued in batch]) - self._clock.monotonic()
         timeout = min(self._settings.transaction_timeout_seconds, left)
         async with self._store.transaction(server, timeout_seconds=timeout) as transaction:
             keys = keys_of(writes, schema)
@@ -535,13 +535,17 @@ class WritePath:
             for batch in batches
             if batch.shard in owned and owned[batch.shard].generation == rows[batch.shard].generation
         ]
-        now, apply = self._clock.monotonic(), self._cache.apply_message
+        now = self._clock.monotonic()
         with self._cache.recorder.caused_by("committed here"):
             for batch in kept:
-                for change in batch.messages:
-                    apply(change, batch.version_epoch, now, insert=True)
+                self._cache.apply_all(batch, now, insert=True)
         limit = self._settings.inline_object_bytes
-        self._publisher.publish_all([_without_large_objects(batch, limit) for batch in kept])
+        self._publisher.publish_all(
+            [
+                ShardMessages(batch.shard, batch.version_epoch, _without_large_objects(batch.messages, limit))
+                for batch in kept
+            ]
+        )
 
     def _requeue_without(self, numbers: list[int], shard: int, error: TaoError) -> None:
         for number in self._lanes.requeue(numbers, shard):
@@ -620,9 +624,13 @@ def without_large_data(message: Message, inline_object_bytes: int) -> Message:
     return message
 
 
-def _without_large_objects(batch: ShardMessages, inline_object_bytes: int) -> ShardMessages:
-    messages = tuple([without_large_data(message, inline_object_bytes) for message in batch.messages])
-    return ShardMessages(batch.shard, batch.version_epoch, messages)
+def _without_large_objects(messages: Sequence[Message], inline_object_bytes: int) -> tuple[Message, ...]:
+    return tuple(
+        [
+            without_large_data(message, inline_object_bytes) if isinstance(message, ObjectChange) else message
+            for message in messages
+        ]
+    )
 
 
 def group_by_shard(messages: Iterable[Message], rows: dict[int, ShardRow]) -> Sequence[ShardMessages]:

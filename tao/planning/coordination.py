@@ -211,7 +211,15 @@ def _with_state_types(ends: Sequence[EdgeKey], schema: Schema) -> Sequence[EdgeK
 
 def _pair_and_ends(planned: PlannedWrite, schema: Schema) -> tuple[tuple[int, int] | None, Sequence[EdgeKey]]:
     """Return `coordinator_side`, and the ends of edges that this leader writes. Raises `UnknownType`."""
-    pair, ends = coordinator_side(planned.write, schema), _ends_of(planned.write, schema)
+    write = planned.write
+    pair: tuple[int, int] | None
+    ends: Sequence[EdgeKey]
+    if isinstance(write, (AssocAdd, AssocDelete)):  # most writes: with one look at the type
+        id1, id2 = write.id1, write.id2
+        ends = _with_inverse(id1, write.atype, id2, schema)
+        pair = None if len(ends) == 1 or id1 == id2 else (id1, id2) if id1 < id2 else (id2, id1)
+    else:
+        pair, ends = coordinator_side(write, schema), _ends_of(write, schema)
     if pair is None or planned.both_sides:
         return pair, ends
     return pair, [end for end in ends if end.id1 == pair[0]]
@@ -367,8 +375,12 @@ def _add_keys_of_edges(keys: WriteKeys, planned: PlannedWrite, schema: Schema) -
     write = planned.write
     try:
         pair, ends = _pair_and_ends(planned, schema)
-        keys.nodes.update(_nodes_of(planned, pair, schema))
-        _add_ends(keys, ends, schema, _states_of(write))
+        if isinstance(write, (AssocAdd, AssocDelete)) and not schema.atype(write.atype).states:
+            keys.lists.update([ListKey(end.id1, end.atype) for end in ends])
+            keys.edges.update(ends)
+        else:
+            keys.nodes.update(_nodes_of(planned, pair, schema))
+            _add_ends(keys, ends, schema, _states_of(write))
     except UnknownType:
         return
     if pair is not None and not planned.both_sides:

@@ -9,7 +9,7 @@ All checks of a write come before its first change, so a write that raises has c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final, NamedTuple
 
 from tao.model.edge_states import NO_OPERATION, UNSET_NODE, EdgeRegisters, NodeState
@@ -32,6 +32,7 @@ from tao.model.writes import (
 )
 from tao.schema.codec import merge_data, validate_new, validate_patch
 from tao.schema.registry import Schema
+from tao.schema.types import AssocType
 
 _NO_REGISTERS: Final[Mapping[EdgeKey, EdgeRegisters]] = {}
 VersionedKey = int | ListKey
@@ -213,9 +214,8 @@ def _check_type(row: ObjectRow, expected: int, schema: Schema) -> None:
         raise WrongType(f"object {row.id} is of type {actual!r}, not {named!r}")
 
 
-def check_room(draft: Draft, key: EdgeKey, schema: Schema) -> None:
+def check_room(draft: Draft, key: EdgeKey, atype: AssocType) -> None:
     """Raise `ListFull` for a new edge of a list that has as many as its type allows."""
-    atype = schema.atype(key.atype)
     if atype.max_edges is None or draft.edge(key) is not None:
         return
     length = draft.length(ListKey(key.id1, key.atype))
@@ -226,12 +226,12 @@ def check_room(draft: Draft, key: EdgeKey, schema: Schema) -> None:
         )
 
 
-def add_edge(draft: Draft, write: AssocAdd, pair: IntentKey | None, schema: Schema) -> WriteOutcome:
-    """Add an edge. ``pair`` is given when only the side of ``pair.low_id`` is written here. Raises `ListFull`."""
-    id1, id2 = write.id1, write.id2
-    inverse = schema.atype(write.atype).inverse
+def add_edge(draft: Draft, write: AssocAdd, atype: AssocType, pair: IntentKey | None, schema: Schema) -> WriteOutcome:
+    """Add an edge of type ``atype``. ``pair`` is given when only the side of ``pair.low_id`` is written here. Raises
+    `ListFull`."""
+    id1, id2, inverse = write.id1, write.id2, atype.inverse
     ends = _both_ends(id1, write.atype, id2, inverse)
-    _check_rooms(draft, ends, pair, schema)
+    _check_rooms(draft, ends, atype, pair, schema)
     if pair is not None and inverse is not None:
         own = _coordinator_edge(id1, write.atype, id2, inverse)
         edge = Edge(own.id2, write.time, write.data)
@@ -243,17 +243,19 @@ def add_edge(draft: Draft, write: AssocAdd, pair: IntentKey | None, schema: Sche
     return WriteOutcome(found=(previous if id1 <= id2 else mirrored) is not None)
 
 
-def _check_rooms(draft: Draft, keys: Iterable[EdgeKey], pair: IntentKey | None, schema: Schema) -> None:
-    """Check the lists that are written here. A far side that is written elsewhere was checked there before."""
-    for key in keys:
-        if pair is None or key.id1 == pair.low_id:
-            check_room(draft, key, schema)
+def _check_rooms(
+    draft: Draft, ends: Sequence[EdgeKey], atype: AssocType, pair: IntentKey | None, schema: Schema
+) -> None:
+    """Check the lists of `_both_ends` that are written here. A far side that is written elsewhere was checked there
+    before."""
+    for end, of_end in zip(ends, (atype, schema.inverse_of(atype)), strict=False):
+        if of_end is not None and of_end.max_edges is not None and (pair is None or end.id1 == pair.low_id):
+            check_room(draft, end, of_end)
 
 
-def delete_edge(draft: Draft, write: AssocDelete, pair: IntentKey | None, schema: Schema) -> WriteOutcome:
-    """Delete an edge. Deleting a missing edge succeeds; ``found`` says whether there was one."""
-    id1, id2 = write.id1, write.id2
-    inverse = schema.atype(write.atype).inverse
+def delete_edge(draft: Draft, write: AssocDelete, atype: AssocType, pair: IntentKey | None) -> WriteOutcome:
+    """Delete an edge of type ``atype``. Deleting a missing edge succeeds; ``found`` says whether there was one."""
+    id1, id2, inverse = write.id1, write.id2, atype.inverse
     if pair is not None and inverse is not None:
         own = _coordinator_edge(id1, write.atype, id2, inverse)
         return WriteOutcome(found=_set_one_side(draft, pair, own, None) is not None)
@@ -285,7 +287,7 @@ def change_edge_type(draft: Draft, write: AssocChangeType, pair: IntentKey | Non
                 draft.name_list(key)
         return WriteOutcome(found=edge is not None)
     validate_new(new, edge.data)
-    _check_rooms(draft, _both_ends(id1, new.number, id2, new.inverse), pair, schema)
+    _check_rooms(draft, _both_ends(id1, new.number, id2, new.inverse), new, pair, schema)
     for atype, keep in ((old, False), (new, True)):
         for key in _both_ends(id1, atype.number, id2, atype.inverse):
             value = Edge(key.id2, edge.time, edge.data) if keep else None
@@ -302,7 +304,7 @@ def set_settled_edge(draft: Draft, write: SettleEdge, schema: Schema) -> WriteOu
     """Make one row equal to the coordinator's, without looking at any other row. Raises `ListFull` for one that is
     written before the coordinator's."""
     if write.if_room and write.present:
-        check_room(draft, EdgeKey(write.id1, write.atype, write.id2), schema)
+        check_room(draft, EdgeKey(write.id1, write.atype, write.id2), schema.atype(write.atype))
     edge = Edge(write.id2, write.time, write.data) if write.present else None
     return WriteOutcome(found=draft.set_edge(EdgeKey(write.id1, write.atype, write.id2), edge) is not None)
 
@@ -310,7 +312,7 @@ def set_settled_edge(draft: Draft, write: SettleEdge, schema: Schema) -> WriteOu
 def announce_intent(draft: Draft, write: AnnounceIntent, schema: Schema) -> WriteOutcome:
     """Record the intent of a pair, or add types to it. Raises `ListFull` when the coordinator's own list has no room,
     before the other side is asked."""
-    check_room(draft, EdgeKey(write.low_id, write.adds, write.high_id), schema)
+    check_room(draft, EdgeKey(write.low_id, write.adds, write.high_id), schema.atype(write.adds))
     draft.announced[IntentKey(write.low_id, write.high_id)] = write.atypes
     return WriteOutcome(found=True)
 

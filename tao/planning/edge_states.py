@@ -128,7 +128,7 @@ def merge_edge(
         and after != before
         and after.effective_state(ends[0].node.state) is State.NORMAL
     ):
-        check_room(draft, ends[0].key, schema)
+        check_room(draft, ends[0].key, atype)
     for end in ends:
         if pair is not None:
             draft.one_sided.setdefault(pair, set()).add(end.key)

@@ -21,6 +21,8 @@ from collections.abc import Hashable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
 
+import msgspec
+
 from tao.model.errors import InternalError, Overloaded
 
 _WAITING: Final = 0  # batch numbers start at 1
@@ -28,76 +30,58 @@ _WITHDRAWN: Final = -1
 _SMALL_HEAP: Final = 64  # below this many entries, a sweep costs more than it frees
 
 
-class _Entry:
+class _Entry(msgspec.Struct, eq=False):
     """A write that waits or belongs to the open batch ``batch``.
 
     ``listed``: the entry is in its server's heap of ready entries."""
 
-    __slots__ = (
-        "batch",
-        "behind",
-        "data_bytes",
-        "held",
-        "keys",
-        "listed",
-        "rank",
-        "sequence_number",
-        "shards",
-        "sub_write",
-    )
-
-    def __init__(
-        self,
-        sequence_number: int,
-        rank: tuple[int, int],
-        keys: frozenset[Hashable],
-        shards: frozenset[int],
-        sub_write: bool,
-        data_bytes: int,
-    ) -> None:
-        self.sequence_number = sequence_number
-        self.rank = rank
-        self.keys = keys
-        self.shards = shards
-        self.sub_write = sub_write
-        self.data_bytes = data_bytes
-        self.batch = _WAITING
-        self.behind = 0
-        self.held = 0
-        self.listed = False
+    sequence_number: int
+    rank: tuple[int, int]
+    keys: frozenset[Hashable]
+    shards: frozenset[int]
+    sub_write: bool
+    data_bytes: int
+    batch: int = _WAITING
+    behind: int = 0
+    held: int = 0
+    listed: bool = False
 
     def is_ready(self) -> bool:
         return not (self.batch or self.behind or self.held)
 
-    def __lt__(self, other: _Entry) -> bool:
-        return self.rank < other.rank
+
+_Ranked = tuple[tuple[int, int], _Entry]
+"""An entry in a heap. No two have the same rank, so a heap compares numbers and never entries."""
 
 
-class _Key:
+def _earlier(one: _Entry, other: _Entry) -> _Entry:
+    return one if one.rank < other.rank else other
+
+
+class _Key(msgspec.Struct, eq=False):
     """The writes that wait for one key: a queue of the sub-writes and one of the others, each in the order of rank.
 
     ``holder``: the number of the open batch that has the key, or `_WAITING`. ``only``: the one write that waits, while
-    there has been no other: most keys never have two, and to make a queue takes longer than all else about a key."""
+    there has been no other: most keys never have two, and to make a queue takes longer than all else about a key.
+    ``is_queued``: there has been another, so that a queue exists."""
 
-    __slots__ = ("_others", "_sub_writes", "holder", "only")
-
-    def __init__(self) -> None:
-        self.holder = _WAITING
-        self.only: _Entry | None = None
-        self._sub_writes: OrderedDict[int, _Entry] | None = None
-        self._others: OrderedDict[int, _Entry] | None = None
+    only: _Entry | None
+    holder: int = _WAITING
+    is_queued: bool = False
+    sub_writes: OrderedDict[int, _Entry] | None = None
+    others: OrderedDict[int, _Entry] | None = None
 
     def head(self) -> _Entry | None:
         if self.only is not None:
             return self.only
-        if not self._sub_writes:
-            return next(iter(self._others.values())) if self._others else None
-        sub_write = next(iter(self._sub_writes.values()))
-        return min(sub_write, next(iter(self._others.values()))) if self._others else sub_write
+        if not self.sub_writes:
+            return next(iter(self.others.values())) if self.others else None
+        sub_write = next(iter(self.sub_writes.values()))
+        return _earlier(sub_write, next(iter(self.others.values()))) if self.others else sub_write
 
     def append(self, entry: _Entry) -> None:
         """Queue the entry behind those of its kind, which rank before it."""
-        if self.only is None and not self._others and not self._sub_writes:
+        if self.only is None and not self.others and not self.sub_writes:
             self.only = entry
             return
         self._count_behind(entry)
@@ -117,19 +101,21 @@ class _Key:
         """Count whichever is behind the other now: the new entry, or the head that it overtakes."""
         head = self.head()
         if head is not None:
-            max(entry, head).behind += 1
+            later = entry if _earlier(entry, head) is head else head
+            later.behind += 1
 
     def _queue_of(self, entry: _Entry) -> OrderedDict[int, _Entry]:
+        self.is_queued = True
         only, self.only = self.only, None
         if only is not None:
             self._queue_of(only)[only.sequence_number] = only
         if entry.sub_write:
-            if self._sub_writes is None:
-                self._sub_writes = OrderedDict()
-            return self._sub_writes
-        if self._others is None:
-            self._others = OrderedDict()
-        return self._others
+            if self.sub_writes is None:
+                self.sub_writes = OrderedDict()
+            return self.sub_writes
+        if self.others is None:
+            self.others = OrderedDict()
+        return self.others
 
 
 class _Server:
@@ -143,7 +129,7 @@ class _Server:
     def __init__(self) -> None:
         self.keys: dict[Hashable, _Key] = {}
         self.open: dict[int, list[_Entry]] = {}
-        self.ready: list[_Entry] = []
+        self.ready: list[_Ranked] = []
         self.sub_writes = 0
         self.waiting = 0
 
@@ -156,18 +142,18 @@ class _Server:
     def list_ready(self, entry: _Entry) -> None:
         if not entry.listed:
             entry.listed = True
-            heappush(self.ready, entry)
+            heappush(self.ready, (entry.rank, entry))
 
-    def pop_first(self, joining: list[_Entry]) -> _Entry | None:
+    def pop_first(self, joining: list[_Ranked]) -> _Entry | None:
         """Return the earliest of the ready entries and of ``joining``, the entries that can only join this batch."""
         ready = self.ready
-        while ready and not ready[0].is_ready():
-            heappop(ready).listed = False
-        if joining and not (ready and ready[0].rank < joining[0].rank):
-            return heappop(joining)
+        while ready and not ready[0][1].is_ready():
+            heappop(ready)[1].listed = False
+        if joining and not (ready and ready[0] < joining[0]):
+            return heappop(joining)[1]
         if not ready:
             return None
-        entry = heappop(ready)
+        entry = heappop(ready)[1]
         entry.listed = False
         return entry
 
@@ -201,7 +187,7 @@ class _Server:
                 if key is None or key.holder != number:
                     continue
                 key.holder = _WAITING
-                head = key.head()
+                head = key.head() if key.is_queued else key.only
                 if head is None:
                     del self.keys[name]
                 elif not head.behind:
@@ -215,9 +201,9 @@ class _Server:
         Otherwise writes that are withdrawn while every lane is busy would accumulate in it."""
         if len(self.ready) <= _SMALL_HEAP + 2 * self.waiting:
             return
-        for entry in self.ready:
+        for _, entry in self.ready:
             entry.listed = entry.is_ready()
-        self.ready = [entry for entry in self.ready if entry.listed]
+        self.ready = [ranked for ranked in self.ready if ranked[1].listed]
         heapify(self.ready)
 
 
@@ -297,8 +283,9 @@ class LaneScheduler:
         for name in keys:
             key = state.keys.get(name)
             if key is None:
-                key = state.keys[name] = _Key()
-            elif key.holder != _WAITING:
+                state.keys[name] = _Key(entry)
+                continue
+            if key.holder != _WAITING:
                 held += 1
             key.append(entry)
         if not entry.behind:
@@ -316,7 +303,7 @@ class LaneScheduler:
         number = self._last_batch + 1
         batch: list[_Entry] = []
         # Entries that can go only because this batch holds their keys: the next in line behind its writes.
-        joining: list[_Entry] = []
+        joining: list[_Ranked] = []
         data_bytes = 0
         while len(batch) < self._max_batch and data_bytes < self._max_bytes:
             entry = state.pop_first(joining)
@@ -386,7 +373,7 @@ class LaneScheduler:
             else:
                 del self._shards[place]
 
-    def _take(self, state: _Server, entry: _Entry, number: int, joining: list[_Entry]) -> None:
+    def _take(self, state: _Server, entry: _Entry, number: int, joining: list[_Ranked]) -> None:
         entry.batch = number
         self._count(state, entry, -1)
         for name in entry.keys:
@@ -397,7 +384,7 @@ class LaneScheduler:
             holders = [state.keys[each].holder for each in successor.keys]
             successor.held = len(holders) - holders.count(_WAITING)
             if successor.held == holders.count(number):
-                heappush(joining, successor)
+                heappush(joining, (successor.rank, successor))
 
     def _close(self, batch: Sequence[int]) -> tuple[_Server, list[_Entry]]:
         found = self._entries.get(batch[0]) if batch else None
@@ -416,7 +403,7 @@ class LaneScheduler:
         for name in entry.keys:
             key = state.keys.get(name)
             if key is None:
-                key = state.keys[name] = _Key()
+                key = state.keys[name] = _Key(None)
             key.put_first(entry)
         if not entry.behind:
             state.list_ready(entry)

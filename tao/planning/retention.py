@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from tao.model.changes import sort_edges
-from tao.model.errors import UnknownType
 from tao.model.graph import Edge, EdgeKey, ListKey
 from tao.model.rows import ExistingRows, ListRow
 from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete
@@ -35,23 +34,25 @@ def oldest_wanted(existing: ExistingRows, writes: Sequence[PlannedWrite], schema
 
     Each write of a list may delete or move one of the edges that are read, so one more is read for each. That is
     enough for a list to lose more than it gains also when others have taken all of `TRIMMED_AT_ONCE`."""
+    wanted: dict[ListKey, int] = {}
+    retention = schema.retention
+    if not retention:
+        return wanted
     adds, named = Counter[ListKey](), Counter[ListKey]()
     for planned in writes:
         match planned.write:
             case AssocAdd(id1=id1, atype=atype):
-                adds[ListKey(id1, atype)] += 1
+                if atype in retention:
+                    adds[ListKey(id1, atype)] += 1
             case AssocChangeType(id1=id1, atype=old, new_atype=atype):
-                adds[ListKey(id1, atype)] += 1
+                if atype in retention:
+                    adds[ListKey(id1, atype)] += 1
                 named[ListKey(id1, old)] += 1
             case AssocDelete(id1=id1, atype=atype):
                 named[ListKey(id1, atype)] += 1
-    wanted: dict[ListKey, int] = {}
     left = TRIMMED_AT_ONCE
     for key, added in adds.items():
-        bounds = _bounds(key, schema)
-        if bounds is None:
-            continue
-        keep, slack = bounds
+        keep, slack = retention[key.atype]
         excess = existing.lists.get(key, _EMPTY).count + added - keep
         if excess > 0:
             trimmed = min(excess, left) if excess > slack else 0
@@ -62,8 +63,10 @@ def oldest_wanted(existing: ExistingRows, writes: Sequence[PlannedWrite], schema
 
 def trim(draft: Draft, schema: Schema) -> None:
     """Delete the oldest edges of each list that the writes have made too long, as far as they were read."""
+    if not draft.existing.oldest:
+        return
     for key, grown in list(draft.grown.items()):
-        bounds = _bounds(key, schema) if grown > 0 else None
+        bounds = schema.retention.get(key.atype) if grown > 0 else None
         length = draft.length(key)
         oldest = draft.existing.oldest.get(key)
         if bounds is None or oldest is None or length <= sum(bounds):
@@ -87,7 +90,7 @@ def trim(draft: Draft, schema: Schema) -> None:
 def is_too_old(draft: Draft, key: EdgeKey, time: int, schema: Schema) -> bool:
     """Return whether a new edge is older than all edges of a list that has as many as it keeps."""
     list_key = ListKey(key.id1, key.atype)
-    bounds, read = _bounds(list_key, schema), draft.existing.oldest.get(list_key)
+    bounds, read = schema.retention.get(key.atype), draft.existing.oldest.get(list_key)
     if bounds is None or read is None or draft.length(list_key) < bounds[0] or draft.edge(key) is not None:
         return False
     place = time, key.id2
@@ -107,12 +110,3 @@ def by_age(draft: Draft, key: ListKey) -> list[Edge]:
     edges = sort_edges([*stored, *(edge for edge in written.values() if edge is not None)])
     edges.reverse()
     return edges
-
-
-def _bounds(key: ListKey, schema: Schema) -> tuple[int, int] | None:
-    """Return how many edges the list keeps, and how many more it may have; None for a list that keeps all."""
-    try:
-        atype = schema.atype(key.atype)
-    except UnknownType:  # planning reports the error of the write
-        return None
-    return None if atype.keep is None else (atype.keep, atype.keep_slack)

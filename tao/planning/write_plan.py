@@ -106,6 +106,13 @@ def validate(write: Write, schema: Schema) -> None:
     """Check a write without its rows. Raises `UnknownType`, `InvalidArgument` (ids, time, token), `InvalidField` or
     `TooLarge`."""
     match write:
+        case AssocAdd(id1=id1, atype=atype, id2=id2, time=time, data=data):
+            _check_ends(id1, id2)
+            _check_time(time)
+            validate_new(_written_type(atype, schema), data)
+        case AssocDelete(id1=id1, atype=atype, id2=id2):
+            _check_ends(id1, id2)
+            _written_type(atype, schema)
         case ObjAdd(id=home, otype=otype, data=data, allocated=allocated):
             if not allocated:  # otherwise the leader chooses the id, after this check
                 check_id(home)
@@ -121,13 +128,6 @@ def validate(write: Write, schema: Schema) -> None:
             check_id(home)
             if otype:
                 schema.otype(otype)
-        case AssocAdd(id1=id1, atype=atype, id2=id2, time=time, data=data):
-            _check_ends(id1, id2)
-            _check_time(time)
-            validate_new(_written_type(atype, schema), data)
-        case AssocDelete(id1=id1, atype=atype, id2=id2):
-            _check_ends(id1, id2)
-            _written_type(atype, schema)
         case AssocChangeType(id1=id1, atype=atype, id2=id2, new_atype=new):
             _check_ends(id1, id2)
             for each in (atype, new):
@@ -329,16 +329,18 @@ def _apply(
 ) -> WriteOutcome:
     match planned.write:
         # The most frequent ones first: each case before costs as much as a look at a type.
-        case (AssocAdd() | AssocDelete()) as write if schema.atype(write.atype).states:
-            return merge_edge(draft, write, pair, schema, now_unix_ms)
-        case AssocAdd() as write:
-            own = EdgeKey(write.id1, write.atype, write.id2)
-            if is_too_old(draft, own, write.time, schema):
-                draft.name_list(own)
-                return WriteOutcome()
-            return add_edge(draft, write, pair, schema)
-        case AssocDelete() as write:
-            return delete_edge(draft, write, pair, schema)
+        case (AssocAdd() | AssocDelete()) as write:
+            atype = schema.atype(write.atype)
+            if atype.states:
+                return merge_edge(draft, write, pair, schema, now_unix_ms)
+            if isinstance(write, AssocDelete):
+                return delete_edge(draft, write, atype, pair)
+            if write.atype in schema.retention:
+                own = EdgeKey(write.id1, write.atype, write.id2)
+                if is_too_old(draft, own, write.time, schema):
+                    draft.name_list(own)
+                    return WriteOutcome()
+            return add_edge(draft, write, atype, pair, schema)
         case AssocMerge() as write:
             return merge_edge(draft, write, pair, schema, now_unix_ms)
         case ReadState() as write:

@@ -31,7 +31,8 @@ class Schema:
     ``objects`` and ``assocs`` ascend by number; the latter has the state types and the counters, too.
     ``reserved_otypes`` and ``reserved_atypes`` are numbers of former types; ``version_hash`` is the SHA-256 of the
     canonical document in hex, equal for equal schemas. ``has_audited``: writes of some type are recorded in the audit
-    log. ``counters``: the types whose edges are the slots of counters, ascending by number."""
+    log. ``counters``: the types whose edges are the slots of counters, ascending by number. ``retention``: of the types
+    whose lists keep only their newest edges, how many they keep, and how many more they may have."""
 
     objects: tuple[ObjectType, ...]
     assocs: tuple[AssocType, ...]
@@ -40,6 +41,7 @@ class Schema:
     version_hash: str = field(init=False)
     has_audited: bool = field(init=False)
     counters: tuple[AssocType, ...] = field(init=False)
+    retention: Mapping[int, tuple[int, int]] = field(init=False)
     _canonical: str = field(init=False)
     _objects: Mapping[int | str, ObjectType] = field(init=False)
     _assocs: Mapping[int | str, AssocType] = field(init=False)
@@ -57,6 +59,8 @@ class Schema:
         object.__setattr__(self, "_assocs", _assocs_by_key(self.assocs))
         counters = tuple(each for each in self.assocs if each.counter is not None)
         object.__setattr__(self, "counters", counters)
+        retention = {each.number: (each.keep, each.keep_slack) for each in self.assocs if each.keep is not None}
+        object.__setattr__(self, "retention", retention)
         object.__setattr__(self, "_counters", _by_short_name(counters))
 
     @staticmethod

@@ -722,9 +722,7 @@ _OWN_WRITE: Final = "a write on its way back"
 def apply_messages(cache: GraphCache, clock: Clock, messages: ShardMessages, *, insert: bool) -> None:
     """Apply messages to the cache. ``insert``: also cache an entry that was not cached, because its writer will read it
     here. See `GraphCache.apply`."""
-    now = clock.monotonic()
-    for message in messages.messages:
-        cache.apply_message(message, messages.version_epoch, now, insert=insert)
+    cache.apply_all(messages, clock.monotonic(), insert)
 
 
 class WriteThrough:

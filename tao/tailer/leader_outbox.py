@@ -254,7 +254,7 @@ def _runs(of_shard: ShardMessages, settings: OutboxSettings) -> Iterator[tuple[S
 
 def _bounded(message: Message, large_bytes: int) -> tuple[Message, int]:
     """Replace a message above ``large_bytes`` by an invalidation. Returns the message and its size in bytes."""
-    size = estimated_bytes(message)
+    size = estimated_bytes((message,))
     if size > large_bytes:
         match message:
             case ObjectChange():
@@ -263,7 +263,7 @@ def _bounded(message: Message, large_bytes: int) -> tuple[Message, int]:
                 message = ListInvalidation(message.id1, message.atype, message.after)
             case _:
                 return message, size
-        size = estimated_bytes(message)
+        size = estimated_bytes((message,))
     return message, size
 
 

@@ -592,13 +592,16 @@ def reached_versions(messages: Iterable[ShardMessages]) -> dict[tuple[int, int],
     reached: dict[tuple[int, int], int] = {}
     for batch in messages:
         for message in batch.messages:
-            if isinstance(message, ShardInvalidation):
-                continue
-            if isinstance(message, (ListChange, ListInvalidation)):
-                key = (message.id1, message.atype)
+            if isinstance(message, ListChange):  # first, because most messages are one
+                key, version = (message.id1, message.atype), message.after
+            elif isinstance(message, ObjectChange):
+                key, version = (message.id, 0), message.after
+            elif isinstance(message, ListInvalidation):
+                key, version = (message.id1, message.atype), message.version
+            elif isinstance(message, ObjectInvalidation):
+                key, version = (message.id, 0), message.version
             else:
-                key = (message.id, 0)
-            version = message.after if isinstance(message, (ListChange, ObjectChange)) else message.version
+                continue
             if version > reached.get(key, 0):
                 reached[key] = version
     return reached

@@ -159,7 +159,7 @@ class CacheMachine(RuleBasedStateMachine):
     def take(self, sent: Sent, insert: bool = False) -> None:
         self.learn(sent.epoch)
         insert = insert and sent.commit > self.opened_at_commit and self.now - sent.time <= FLOOR_SECONDS
-        applied = self.cache.apply_message(sent.message, sent.epoch, self.now, insert)
+        applied = self.cache.apply(sent.message, sent.epoch, self.now, insert)
         if isinstance(sent.message, ShardInvalidation):
             assert applied is Applied.EPOCH_BUMPED
             self.answered.clear()

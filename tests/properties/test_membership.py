@@ -59,7 +59,7 @@ class FilterMachine(RuleBasedStateMachine):
             self.deliver_one(change)
 
     def deliver_one(self, message: ListChange | ListInvalidation) -> None:
-        self.cache.apply_message(message, 1, self.now)
+        self.cache.apply(message, 1, self.now)
         self.delivered.append(message)
         self.heard = max(self.heard, message.after if isinstance(message, ListChange) else message.version)
 
@@ -162,7 +162,7 @@ class FilterMachine(RuleBasedStateMachine):
         assert shard is not None
         (arena,) = self.cache._arenas.all().values()
         retired = [table for table in arena._retired if isinstance(table, FilterTable)]
-        filters = [held for table in [*shard.filters._tables.values(), *retired] for held in table._filters.values()]
+        filters = [held for table in [*shard.filters.tables.values(), *retired] for held in table._filters.values()]
         mine = sum(512 + (held.size_bytes if held is not None else 0) for held in filters)
         assert mine <= arena.bytes <= arena.budget_bytes
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tao.cache.splices import _splice, splice
 from tao.model.changes import GoneEdge, ListChange, sort_edges
-from tao.model.edge_block import COMPLETE, PREFIX, encode_block
+from tao.model.edge_block import COMPLETE, PREFIX, encode_block, header
 from tao.model.graph import Edge
 from tests.rigs.effort import examples
 
@@ -37,4 +37,4 @@ def test_both_ways_to_apply_a_change_give_the_same_block(
     before = len(held) + more
     block = encode_block(7, before, sort_edges(held), PREFIX | (0 if more else COMPLETE))
     change = ListChange(1, 1, 7, 8, max(0, before + growth), tuple(gone), tuple(put))
-    assert splice(block, change, limit) == _splice(block, change, limit)
+    assert splice(block, change, limit) == _splice(block, *header(block)[2:], change, limit)

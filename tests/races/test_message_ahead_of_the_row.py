@@ -35,7 +35,7 @@ def store_version(region: RegionRig, counter: int) -> None:
 async def test_the_leader_reads_until_the_row_is_as_new_as_the_message(region: RegionRig) -> None:
     store_version(region, 1)
     leader, store = region.leader, region.store
-    leader.cache.apply_message(ListInvalidation(A, COMMENT, make_version(1, 2)), 1, leader.clock.monotonic())
+    leader.cache.apply(ListInvalidation(A, COMMENT, make_version(1, 2)), 1, leader.clock.monotonic())
 
     async def visible_at_the_fifth_read() -> None:
         if len(store.reads) == 5:
@@ -64,7 +64,7 @@ async def test_a_row_that_does_not_appear_is_answered_as_it_is_and_not_kept(regi
     store_version(region, 1)
     leader, near = region.leader, region.near
     for server in (leader, near):
-        server.cache.apply_message(ListInvalidation(A, COMMENT, make_version(1, 2)), 1, leader.clock.monotonic())
+        server.cache.apply(ListInvalidation(A, COMMENT, make_version(1, 2)), 1, leader.clock.monotonic())
     assert await near.times(A, COMMENT) == [1]
     assert leader.cache.peek_list(A, COMMENT) is None
     assert near.cache.peek_list(A, COMMENT) is None
@@ -81,7 +81,7 @@ async def test_a_row_that_does_not_appear_is_answered_as_it_is_and_not_kept(regi
 async def test_a_version_that_only_the_leader_knows_is_a_floor_too(region: RegionRig) -> None:
     store_version(region, 1)
     leader, near = region.leader, region.near
-    leader.cache.apply_message(ListInvalidation(A, COMMENT, make_version(1, 2)), 1, leader.clock.monotonic())
+    leader.cache.apply(ListInvalidation(A, COMMENT, make_version(1, 2)), 1, leader.clock.monotonic())
     assert await near.times(A, COMMENT) == [1]
     assert leader.cache.peek_list(A, COMMENT) is None
     assert near.cache.peek_list(A, COMMENT) is None

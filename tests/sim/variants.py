@@ -169,7 +169,7 @@ def _follower_notified_before_leader() -> Iterator[None]:
 
     Bulk invalidations come in their order.
     """
-    enter, publish_changes, apply_message = RelayPath._enter, WritePath._publish_changes, GraphCache.apply_message
+    enter, publish_changes, apply_all = RelayPath._enter, WritePath._publish_changes, GraphCache.apply_all
 
     def later(apply: Callable[..., object], *what: Any, **how: Any) -> None:
         asyncio.get_running_loop().call_later(_APPLIED_LATE_SECONDS, partial(apply, *what, **how))
@@ -185,7 +185,7 @@ def _follower_notified_before_leader() -> Iterator[None]:
             enter(path, *what)
 
     def commit_late(path: WritePath, *what: Any) -> None:
-        with _replaced(GraphCache, apply_message=partialmethod(partial(later, apply_message))):
+        with _replaced(GraphCache, apply_all=partialmethod(partial(later, apply_all))):
             publish_changes(path, *what)
 
     with _replaced(RelayPath, _enter=relay_late), _replaced(WritePath, _publish_changes=commit_late):

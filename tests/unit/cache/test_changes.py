@@ -208,9 +208,9 @@ def test_an_invalidation_drops_what_is_older_and_nothing_else() -> None:
     cache = open_cache()
     store_object(cache, v(3))
     store_list(cache, v(3), edges_of(1))
-    assert cache.apply_message(ObjectInvalidation(ID1, v(3)), 1, 0.0) is Applied.IGNORED
-    assert cache.apply_message(ObjectInvalidation(ID1, v(4)), 1, 0.0) is Applied.DROPPED
-    assert cache.apply_message(ListInvalidation(ID1, ATYPE, v(4)), 1, 0.0) is Applied.DROPPED
+    assert cache.apply(ObjectInvalidation(ID1, v(3)), 1, 0.0) is Applied.IGNORED
+    assert cache.apply(ObjectInvalidation(ID1, v(4)), 1, 0.0) is Applied.DROPPED
+    assert cache.apply(ListInvalidation(ID1, ATYPE, v(4)), 1, 0.0) is Applied.DROPPED
     assert cache.object(ID1) is None
     assert cache.count(ID1, ATYPE) is None
 

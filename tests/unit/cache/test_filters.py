@@ -105,7 +105,7 @@ def test_an_event_other_than_a_change_invalidates_build_and_filter(event: str) -
             assert scanned.finish()
         cache = scanned.cache
         if event == "invalidated":
-            cache.apply_message(ListInvalidation(ID1, ATYPE, v(6)), 1, 0.0)
+            cache.apply(ListInvalidation(ID1, ATYPE, v(6)), 1, 0.0)
         elif event == "foreign":
             scanned.shard.drop(ID1, ATYPE)
         elif event == "bumped":

@@ -50,7 +50,7 @@ def test_a_filter_that_is_ahead_of_the_cached_list_denies_nothing_of_it(cache: G
     assert decode_count(count) == (make_version(1, 6), 3)
     assert cache.exists(A, FOLLOWS, THIRD) is None, "the count is of version 6, which had this edge"
     gone = (GoneEdge(THIRD, 8),)
-    cache.apply_message(ListChange(A, FOLLOWS, make_version(1, 6), make_version(1, 7), 2, gone), 1, 1.0)
+    cache.apply(ListChange(A, FOLLOWS, make_version(1, 6), make_version(1, 7), 2, gone), 1, 1.0)
     assert cache.exists(A, FOLLOWS, A + 40) == EXISTS_NOT
 
 
@@ -58,7 +58,7 @@ def test_a_list_that_is_scanned_again_is_added_step_by_step_and_without_a_filter
     cache: GraphCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(cache, PairPage(1, [A], [make_version(1, 5)], [9_000], list(range(1, 9_001))))
-    cache.apply_message(ListInvalidation(A, FOLLOWS, make_version(1, 6)), 1, 0.0)
+    cache.apply(ListInvalidation(A, FOLLOWS, make_version(1, 6)), 1, 0.0)
     monkeypatch.delattr("tao.cache.pair_filters.BloomFilter")
     shard = shard_of(cache)
     build = shard.begin_pairs(FOLLOWS, A)
@@ -99,7 +99,7 @@ def test_lists_that_came_during_a_build_are_counted_and_decided_step_by_step(cac
     before = build.size_bytes
     for number in range(1_200):
         change = ListChange(make_id(number + 100), FOLLOWS, 0, make_version(1, 1), 1, put=(Edge(A, 1),))
-        cache.apply_message(change, 1, 0.0)
+        cache.apply(change, 1, 0.0)
     assert build.size_bytes - before > 1_200 * 200
     steps = 1
     while build.add_some():
@@ -116,10 +116,10 @@ def test_a_change_that_comes_before_the_one_between_is_kept_while_lists_are_deci
     shard = shard_of(cache)
     build = shard.begin_pairs(FOLLOWS)
     assert shard.take_pairs(build, PairPage(1, [A], [make_version(1, 5)], [1], [THIRD]))
-    cache.apply_message(ListChange(A, FOLLOWS, make_version(1, 6), make_version(1, 7), 1), 1, 0.0)
+    cache.apply(ListChange(A, FOLLOWS, make_version(1, 6), make_version(1, 7), 1), 1, 0.0)
     while build.add_some():
         continue
-    cache.apply_message(ListChange(A, FOLLOWS, make_version(1, 5), make_version(1, 6), 1), 1, 0.0)
+    cache.apply(ListChange(A, FOLLOWS, make_version(1, 5), make_version(1, 6), 1), 1, 0.0)
     assert shard.finish_pairs(build, 1.0)
     held = shard.pairs.get(FOLLOWS)
     assert held is not None
@@ -136,7 +136,7 @@ def test_a_filter_with_too_many_uncertain_lists_notes_no_more_and_denies_nothing
     held = shard.pairs.get(FOLLOWS)
     assert held is not None
     for number in range(100, 120):
-        cache.apply_message(ListInvalidation(make_id(number), FOLLOWS, make_version(1, 2)), 1, 0.0)
+        cache.apply(ListInvalidation(make_id(number), FOLLOWS, make_version(1, 2)), 1, 0.0)
         shard.drop(make_id(number + 100), FOLLOWS)
     assert held.is_lost
     assert len(held.uncertain_lists()) == 4

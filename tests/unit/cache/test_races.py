@@ -25,7 +25,7 @@ def test_stale_fill_against_invalidation() -> None:
     cache = open_cache()
     ticket = cache.object_ticket(ID1, 0.0)
     stale = encode_object(v(1), 1, b"old")
-    assert cache.apply_message(ObjectInvalidation(ID1, v(2)), 1, 0.0) is Applied.NOT_CACHED
+    assert cache.apply(ObjectInvalidation(ID1, v(2)), 1, 0.0) is Applied.NOT_CACHED
     assert cache.store_object(ticket, stale, 1, 0.0) is Stored.BELOW_FLOOR
     assert cache.object(ID1) is None
 
@@ -33,7 +33,7 @@ def test_stale_fill_against_invalidation() -> None:
 def test_message_ahead_of_the_row() -> None:
     """The message comes first, then a fill starts, and its SELECT cannot see the row yet."""
     cache = open_cache()
-    cache.apply_message(ListInvalidation(ID1, ATYPE, v(2)), 1, 0.0)
+    cache.apply(ListInvalidation(ID1, ATYPE, v(2)), 1, 0.0)
     assert store_list(cache, v(1), edges_of(10)) is Stored.BELOW_FLOOR
     assert store_list(cache, v(2), edges_of(10, 20)) is Stored.STORED
 
@@ -174,7 +174,7 @@ def test_a_higher_version_epoch_invalidates_the_shard_and_is_then_applied() -> N
 
 def test_data_of_a_lower_version_epoch_is_never_applied_and_a_message_of_it_drops_its_key() -> None:
     cache = open_cache()
-    cache.apply_message(ShardInvalidation(SHARD), 2, 0.0)
+    cache.apply(ShardInvalidation(SHARD), 2, 0.0)
     ticket = cache.object_ticket(ID1, 0.0)
     old = encode_object(v(9), 1, b"lost with its master")
     assert cache.store_object(ticket, old, 1, 0.0) is Stored.BELOW_FLOOR
@@ -189,6 +189,6 @@ def test_floors_of_an_older_version_epoch_no_longer_apply() -> None:
     cache = open_cache()
     cache.raise_object_floor(ID1, v(9), 0.0)
     before = cache.object_ticket(ID1, 0.0)
-    cache.apply_message(ShardInvalidation(SHARD), 2, 0.0)
+    cache.apply(ShardInvalidation(SHARD), 2, 0.0)
     assert cache.store_object(before, encode_object(v(3), 1, b"x"), 2, 0.0) is Stored.NOT_KEPT
     assert cache.floor_of_object(ID1) == v(3)

@@ -25,7 +25,7 @@ def cache() -> GraphCache:
 
 
 def invalidate_types(cache: GraphCache, *, otypes: tuple[int, ...] = (), atypes: tuple[int, ...] = ()) -> Applied:
-    return cache.apply_message(ShardInvalidation(SHARD, otypes, atypes), 1, 0.0)
+    return cache.apply(ShardInvalidation(SHARD, otypes, atypes), 1, 0.0)
 
 
 def test_lists_of_the_type_are_gone_and_all_else_stays(cache: GraphCache) -> None:

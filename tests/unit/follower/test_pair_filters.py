@@ -142,7 +142,7 @@ async def test_an_own_write_is_there_before_its_message() -> None:
 async def test_touched_list_is_uncertain_until_filled() -> None:
     async with filtered() as rig:
         store_list(rig.region.store, B, 3, 4)
-        rig.near.cache.apply_message(ListInvalidation(B, FOLLOWS, make_version(1, 4)), 1, 0.0)
+        rig.near.cache.apply(ListInvalidation(B, FOLLOWS, make_version(1, 4)), 1, 0.0)
         assert rig.held.uncertain_lists() == [B]
         assert await rig.exists(B, FAR + 2), "the leader is asked, and the list is filled whole"
         assert not rig.held.uncertain_lists()
@@ -155,7 +155,7 @@ async def test_touched_list_is_uncertain_until_filled() -> None:
 async def test_a_prefix_settles_nothing_and_a_long_list_is_scanned_again() -> None:
     async with filtered() as rig:
         store_list(rig.region.store, A, 700, 6)
-        rig.near.cache.apply_message(ListInvalidation(A, FOLLOWS, make_version(1, 6)), 1, 0.0)
+        rig.near.cache.apply(ListInvalidation(A, FOLLOWS, make_version(1, 6)), 1, 0.0)
         assert await rig.exists(A, FAR + 699)
         assert rig.held.uncertain_lists() == [A]
         assert not rig.denies(A, NEW)
@@ -188,7 +188,7 @@ async def test_a_list_that_is_settled_while_another_is_scanned_is_not_scanned() 
 
         async def deliver() -> None:
             change = ListChange(B, FOLLOWS, versions[B], versions[B] + 1, 2)
-            rig.near.cache.apply_message(change, 1, 0.0)
+            rig.near.cache.apply(change, 1, 0.0)
 
         rig.region.store.before_read = deliver
         await rig.filters.run_once()
@@ -234,7 +234,7 @@ async def test_a_list_that_a_scan_does_not_settle_is_put_off_and_lets_others_hav
     """The database does not show version 9 of A yet."""
     monkeypatch.setattr("tao.follower.pair_filters._MAX_RESCANS", 1)
     async with filtered(replace(FAST, retry_seconds=1e9)) as rig:
-        rig.near.cache.apply_message(ListInvalidation(A, FOLLOWS, make_version(1, 9)), 1, 0.0)
+        rig.near.cache.apply(ListInvalidation(A, FOLLOWS, make_version(1, 9)), 1, 0.0)
         make_uncertain(rig, B)
         assert rig.held.uncertain_lists() == [A, B]
         await rig.filters.run_once()
@@ -307,7 +307,7 @@ def make_uncertain(rig: Filtered, *id1s: int) -> None:
         version = rig.held.version(id1) + 1
         key = ListKey(id1, FOLLOWS)
         rig.region.store.rows.lists[key] = ListRow(rig.region.store.rows.lists[key].count, version)
-        rig.near.cache.apply_message(ListInvalidation(id1, FOLLOWS, version), 1, 0.0)
+        rig.near.cache.apply(ListInvalidation(id1, FOLLOWS, version), 1, 0.0)
 
 
 def count_reads(rig: Filtered, error: TaoError | None = None, failing: tuple[int, ...] = ()) -> list[int]:
@@ -346,7 +346,7 @@ async def test_filter_that_missed_messages_is_discarded() -> None:
 async def test_bulk_invalidation_of_the_type_discards_the_filter_and_a_build_under_way() -> None:
     async with filtered() as rig:
         build = rig.place.begin_pairs(FOLLOWS)
-        rig.near.cache.apply_message(ShardInvalidation(0, (), (FOLLOWS,)), 1, 0.0)
+        rig.near.cache.apply(ShardInvalidation(0, (), (FOLLOWS,)), 1, 0.0)
         assert rig.place.pairs.get(FOLLOWS) is None
         assert not rig.place.finish_pairs(build, 0.0)
 
@@ -384,7 +384,7 @@ async def test_a_message_that_came_before_its_row_is_visible_leaves_its_list_unc
     """The follower knows version 4 from before the build, and the replica shows version 3. No message comes again."""
     async with filtered(built=False) as rig:
         for version, id1 in ((4, B), (1, NEW)):
-            rig.near.cache.apply_message(ListInvalidation(id1, FOLLOWS, make_version(1, version)), 1, 0.0)
+            rig.near.cache.apply(ListInvalidation(id1, FOLLOWS, make_version(1, version)), 1, 0.0)
         await rig.filters.run_once()
         assert sorted(rig.held.uncertain_lists()) == [B, NEW]
         assert rig.denies(A, NEW)
@@ -395,7 +395,7 @@ async def test_what_only_the_leader_knows_leaves_its_list_uncertain() -> None:
     async with filtered(built=False) as rig:
         for version, id1 in ((4, B), (1, NEW)):
             message = ListInvalidation(id1, FOLLOWS, make_version(1, version))
-            rig.region.leader.cache.apply_message(message, 1, rig.region.leader.clock.monotonic())
+            rig.region.leader.cache.apply(message, 1, rig.region.leader.clock.monotonic())
         await rig.filters.run_once()
         assert sorted(rig.held.uncertain_lists()) == [B, NEW]
 
@@ -431,7 +431,7 @@ async def test_the_wait_doubles_with_each_build_that_changes_overtake(monkeypatc
     async with filtered(replace(FAST, retry_seconds=30.0), built=False) as rig:
 
         async def change() -> None:
-            rig.near.cache.apply_message(ListInvalidation(NEW, FOLLOWS, make_version(1, 1)), 1, 0.0)
+            rig.near.cache.apply(ListInvalidation(NEW, FOLLOWS, make_version(1, 1)), 1, 0.0)
 
         rig.region.store.before_read = change
         rig.filters._is_subscribed = lambda shard: shard == 0  # type: ignore[misc]
@@ -486,7 +486,7 @@ async def test_too_many_uncertain_lists_have_the_filter_discarded(monkeypatch: p
     monkeypatch.setattr("tao.cache.pair_filters._MAX_UNCERTAIN", 3)
     async with filtered(replace(FAST, retry_seconds=1e9)) as rig:
         for id1 in range(A, A + 4):
-            rig.near.cache.apply_message(ListInvalidation(id1, FOLLOWS, make_version(1, 9)), 1, 0.0)
+            rig.near.cache.apply(ListInvalidation(id1, FOLLOWS, make_version(1, 9)), 1, 0.0)
         await rig.filters.run_once()
         assert rig.place.pairs.get(FOLLOWS) is None
         assert rig.filters.outcomes["discarded"] == 1

@@ -85,13 +85,13 @@ async def test_a_delivery_that_cannot_be_applied_drops_the_shards_of_its_stream(
     errors: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
     assert await near.times(A, COMMENT) == []
-    apply = type(near.cache).apply_message
+    apply = type(near.cache).apply_all
 
     def fail_at_near(cache: GraphCache, *arguments: Any, **options: Any) -> object:
         return 1 / 0 if cache is near.cache else apply(cache, *arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(near.cache), "apply_message", fail_at_near)
+        patch.setattr(type(near.cache), "apply_all", fail_at_near)
         await region.leader.write(AssocAdd(A, COMMENT, B, 1, b""))
         await until(lambda: errors)
     resets = near.subscriptions.resets

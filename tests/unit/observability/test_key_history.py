@@ -49,9 +49,9 @@ def test_a_stale_answer_is_explained_by_what_came_and_what_did_not() -> None:
     rig = Rig()
     rig.fill(A, v(1))
     with rig.story.caused_by("delivery 7 of leader-1"):
-        rig.cache.apply_message(ObjectChange(A, v(1), v(2), 1, b"new"), 1, 0.0)
-    rig.cache.apply_message(ObjectChange(A, v(1), v(2), 1, b"new"), 1, 0.0)
-    rig.cache.apply_message(ObjectInvalidation(A, v(3)), 1, 0.0)
+        rig.cache.apply(ObjectChange(A, v(1), v(2), 1, b"new"), 1, 0.0)
+    rig.cache.apply(ObjectChange(A, v(1), v(2), 1, b"new"), 1, 0.0)
+    rig.cache.apply(ObjectInvalidation(A, v(3)), 1, 0.0)
     rig.fill(A, v(2))
     assert rig.events() == [
         ("opened", 1),
@@ -81,7 +81,7 @@ def test_what_happens_to_the_shard_is_in_the_story_of_each_of_its_keys_and_of_no
     rig = Rig()
     rig.fill(A, v(1))
     rig.cache.bump_shard(rig.shard)
-    rig.cache.apply_message(ShardInvalidation(rig.shard, (), (5,)), 1, 0.0)
+    rig.cache.apply(ShardInvalidation(rig.shard, (), (5,)), 1, 0.0)
     rig.cache.open_shard(rig.shard, 2)
     rig.cache.close_shard(rig.shard)
     assert [event for event, _ in rig.events()][3:] == ["voided", "types_voided", "epoch_raised", "closed"]
