@@ -412,12 +412,12 @@ class CachedShard:
         held = block  # a list begins with its version, as a count does
         if not block and (counts := self.counts.get(atype)) is not None:
             held = counts.peek(id1) or b""
-        self.floors.raise_to(id1 << 32 | atype, after, now)
+        self.floors.raise_to(floor_key(id1, atype), after, now)
         if self.filters.tables or self.filters.builds:
             self.filters.apply(change)
         if self.pairs.filters or self.pairs.builds:
             self.pairs.apply(change)
-        version = int.from_bytes(held[:8], "little")
+        version = version_of(held) if held else 0
         if not held:
             if not insert or before or self.floor(id1, atype, b"") > after or now < self.floors.overflowed_until:
                 return Applied.NOT_CACHED
@@ -431,8 +431,9 @@ class CachedShard:
             spliced = splice(block, change, limit)
             if spliced is None:
                 return self.drop(id1, atype)
-            if change.gone or int.from_bytes(block[16:20], "little") > limit:  # nothing else makes a prefix shorter
-                n, (_, _, left, flags) = header(block)[2], header(spliced)
+            n = header(block)[2]
+            if change.gone or n > limit:  # nothing else makes a prefix shorter
+                _, _, left, flags = header(spliced)
                 if left < n and not flags & COMPLETE:
                     self._arenas.report_shrunk(id1, atype, n, left)
             if len(spliced) > HEADER_BYTES:
