@@ -132,10 +132,9 @@ async def test_connections_are_listed_whatever_their_statements_hold(database_se
     async with opened(root) as session, opened(root) as busy:
         working = asyncio.create_task(busy.run("SELECT SLEEP(60), %s", (b"\x82\xfe",), deadline=_soon()))
         processes: dict[int, DatabaseProcess] = {}
-        while processes.get(busy.thread_id, _IDLE).command != "Query":
+        while not processes.get(busy.thread_id, _IDLE).state:
             processes = {each.thread: each for each in await server_processes(session, deadline=_soon())}
-        assert processes[busy.thread_id].user == "root"
-        assert processes[busy.thread_id].state
+        assert (processes[busy.thread_id].user, processes[busy.thread_id].command) == ("root", "Query")
         assert session.thread_id in processes
         await session.run("KILL %s", (busy.thread_id,), deadline=_soon())
         with pytest.raises(ConnectionLost):

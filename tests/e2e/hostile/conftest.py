@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -16,6 +17,21 @@ from tao.topology.document import parse_topology
 from tests.e2e.cluster_access import PATIENT, assert_converges, bystander_of, running_cluster
 from tests.e2e.hostile_rig import SHARDS, Rig
 from tests.rigs.pacing import PATIENT_SECONDS
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests of this folder that share a cluster one after the other, before those with servers of their own.
+
+    The cluster's bystander stands still while another loop runs, and servers drop a client that is silent for 30 s."""
+    here = Path(__file__).parent
+    places = [place for place, item in enumerate(items) if here in item.path.parents]
+    ordered = sorted((items[place] for place in places), key=lambda item: "whole" not in _fixtures_of(item))
+    for place, item in zip(places, ordered, strict=True):
+        items[place] = item
+
+
+def _fixtures_of(item: pytest.Item) -> list[str]:
+    return item.fixturenames if isinstance(item, pytest.Function) else []
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
