@@ -42,8 +42,9 @@ _SHARED: Final = LockTerms(touch_seconds=1.0, holder_timeout_seconds=3.0, takeov
 """The terms of locks that are held for a moment, under one lease of the process: renewals of masters' leases. Locks are
 taken under a lease for ``touch_seconds``, and under a new one then."""
 
-_SHARED_SECONDS: Final = 1.0
-"""Time limit of taking and of releasing such a lock: the lease that is to be renewed lasts five seconds."""
+_SHARED_SECONDS: Final = 0.7
+"""Time limit of taking and of releasing such a lock: the lease that is to be renewed lasts 2.5 s, and while etcd is
+away there has to be time for a second attempt without the lock."""
 
 _END_PAUSE_SECONDS: Final = 0.2
 """Pause between two attempts to end the lease of an exclusive lock."""

@@ -30,6 +30,9 @@ from tao.storage.session import DatabaseSession
 from tao.watcher.probes import PeerReports, WatcherContext
 from tao.watcher.settings import ProbeSettings, WatcherSettings
 
+_ATTEMPTS_WITHOUT_LOCK: Final = 2
+"""Attempts to renew a lease while etcd is away. One lost packet can take a second, and the next look comes too late."""
+
 
 class Action(StrEnum):
     """The action that a database needs."""
@@ -642,7 +645,8 @@ class Mastership:
         servers follow it (`ReplicationSet.is_followed_by_all`). Returns whether it was renewed."""
         database = replicas.database
         reason = away.message
-        if database.semi_sync and database.master_region == self._settings.region:
+        is_near = database.semi_sync and database.master_region == self._settings.region
+        for _ in range(_ATTEMPTS_WITHOUT_LOCK if is_near else 0):
             try:
                 async with replicas.session(database.master_region) as session:
                     if not await self._keeps(session, replicas, terms):
@@ -650,8 +654,9 @@ class Mastership:
                     now = await server_unix_ms(session, deadline=replicas.statement_deadline())
                     # Before the servers are asked: a promotion that stops one of them later counts with this renewal.
                     self._renewed_at[database.name] = self._clock.monotonic()
-                    if replicas.is_followed_by_all(await replicas.members()):
-                        return await renew_lease(session, now, terms, deadline=replicas.statement_deadline())
+                    if not replicas.is_followed_by_all(await replicas.members()):
+                        break
+                    return await renew_lease(session, now, terms, deadline=replicas.statement_deadline())
             except TaoError as error:
                 reason = error.message
         self._log.warning("lease_not_renewed", database=database.name, reason=reason)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tao.replication import lost_master, promotion, promotion_plan, replication_set
+from tao.replication import etcd_locks, lost_master, promotion, promotion_plan, replication_set
 from tao.replication.lease import LeaseTerms
 from tao.replication.lost_master import LostMaster
 from tao.replication.promotion import Promoter, PromotionResult
@@ -138,6 +138,12 @@ def test_a_master_that_refuses_the_watcher_and_does_not_get_its_replicas_back_is
 
 async def _is_not_renewed(*_: object) -> bool:
     return False
+
+
+def test_a_lease_that_one_lost_packet_ends_while_etcd_is_away_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_locks, "_SHARED_SECONDS", 1.0)
+    monkeypatch.setattr(mastership, "_ATTEMPTS_WITHOUT_LOCK", 1)
+    assert play_hour(3_001_292).closed
 
 
 def test_a_master_whose_lease_nobody_renews_while_etcd_is_away_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
