@@ -439,9 +439,14 @@ def _watcher_problems(topology: Topology, answers: Mapping[str, Answer]) -> Iter
     """Yield the problems of the watchers that the topology lists."""
     listed = [(region.name, watcher.name) for region in topology.regions for watcher in region.watchers]
     if listed and not any(answers[name].stats.get("active") for _, name in listed):
-        leased = [database.name for database in topology.databases if database.keeps_lease]
+        running = [name for _, name in listed if not answers[name].reason]
+        # Those that run still renew the leases of masters whose commits a replica acknowledges, while etcd is away.
+        leased = [each.name for each in topology.databases if each.keeps_lease and not (running and each.semi_sync)]
         closes = f", and the masters of {', '.join(leased)} take no writes once their leases are over" if leased else ""
-        yield f"no watcher acts: nobody marks down or replaces what fails{closes}. Start a watcher: {listed[0][1]}"
+        start = f"Start a watcher: {listed[0][1]}"
+        if running:
+            start = f"{running[0]} runs, so it cannot take its lock: look whether etcd answers, and at its log"
+        yield f"no watcher acts: nobody marks down or replaces what fails{closes}. {start}"
     for region, name in listed:
         answer = answers[name]
         if answer.reason:

@@ -292,6 +292,17 @@ def test_that_no_watcher_acts_is_a_problem_and_that_one_is_in_reserve_is_none() 
     assert each == [f"{name}: watcher {name}-watcher does not answer: refused" for name in ("east", "west")]
 
 
+def test_watchers_that_run_and_do_not_act_are_not_to_be_started_but_lack_their_lock() -> None:
+    topology = watched(region("east"), region("west"))
+    waits = Answer({"active": False})
+    (nobody,) = problems(topology, east_watcher=waits, west_watcher=waits)
+    assert nobody.startswith("no watcher acts: nobody marks down or replaces what fails, and the masters of db-1")
+    assert nobody.endswith("east-watcher runs, so it cannot take its lock: look whether etcd answers, and at its log")
+    kept = tuple(msgspec.structs.replace(each, semi_sync=True) for each in topology.databases)
+    (nobody,) = problems(msgspec.structs.replace(topology, databases=kept), east_watcher=waits, west_watcher=waits)
+    assert "masters" not in nobody, "their leases are renewed without the lock"
+
+
 def test_a_watcher_says_whom_it_cannot_judge() -> None:
     topology = watched(region("east"))
     refused = Answer({"active": True, "refusals": {"east-web": "the token w-1 has expired"}})
