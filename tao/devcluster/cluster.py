@@ -211,6 +211,8 @@ class DevCluster:
                 folder.lock()
                 former = await self._cleared()
             shape = _checked_shape(settings.shape or (former.shape if former else Shape()), former, folder.path)
+            if shape.etcd:
+                find_etcd(os.environ)
             schema, schema_text = choose_schema(folder, settings.schema_file)
             record = self._planned(shape, former)
             if former is None:

@@ -209,6 +209,13 @@ def test_without_a_database_server_the_error_says_what_to_install_or_set(monkeyp
 
 
 @pytest.mark.database
+def test_without_an_etcd_program_the_error_names_it_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAO_ETCD", "/nowhere/etcd")
+    assert_operator_error(call("dev", "up", "--etcd"), "TAO_ETCD")
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.database
 def test_an_impossible_shape_is_reported_in_one_line_and_leaves_nothing() -> None:
     assert_operator_error(call("dev", "up", "--databases", "3", "--shards", "2"), "--databases 3")
     assert_operator_error(call("dev", "up", "--state-dir", "a/b/c", "--leaders", "0"), "--leaders 0")
