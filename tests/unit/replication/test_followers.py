@@ -1,4 +1,4 @@
-"""Replicas of a master that refuses whoever has stopped them get it back."""
+"""A promotion that ends because the master refuses its account has the replicas receive again."""
 
 from __future__ import annotations
 
