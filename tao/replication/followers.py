@@ -47,8 +47,8 @@ async def _follow(replicas: ReplicationSet, member: SetMember, master: SetMember
 
 
 async def give_back(replicas: ReplicationSet, before: Sequence[SetMember]) -> dict[str, str]:
-    """Have replicas receive again from a master that is there and cannot be compared with them: it refuses this
-    process. Returns why a server does not.
+    """Have replicas receive again from a master that cannot be compared with them: it refuses this process, or does not
+    answer it. Returns why a server does not.
 
     ``before``: how they were when this run began, under the lock that it still holds. One that followed the master then
     and follows nobody now was detached by this run, so it has nothing but what it received from that master. Any other

@@ -278,17 +278,17 @@ class Promoter:
 
     async def finish(self, database: str) -> PromotionResult:
         """Finish a promotion that was interrupted when it could not be undone any more. Raises as `promote`, and
-        `PromotionRefused` when there is none."""
-        async with self._exclusively(database):
-            replicas = await self._set(database)
-            members = await replicas.members()
-            epochs, _ = await replicas.epochs_as_masters(members)
-            if unfinished(members, epochs, replicas.database.version_epoch) is None:
-                raise PromotionRefused(
-                    f"{replicas.master.name} waits for a replica, and no server can follow it: they have transactions "
-                    "that it lacks. Seed one anew (tao reseed)"
-                )
-            return await self._restore(replicas, None)
+        `PromotionRefused` when there is none: then the lock was not held for it, and watchers that find so again and
+        again keep nobody from marking a server of the database."""
+        replicas = await self._set(database)
+        members = await replicas.members()
+        epochs, _ = await replicas.epochs_as_masters(members)
+        if unfinished(members, epochs, replicas.database.version_epoch) is None:
+            raise PromotionRefused(
+                f"{replicas.master.name} waits for a replica, and no server can follow it: they have transactions "
+                "that it lacks. Seed one anew (tao reseed)"
+            )
+        return await self.restore(database)
 
     async def wait_for_replicas(self, database: str) -> None:
         """Make commits of the master wait for a replica again, as the topology says. Raises `OperatorError` when no
@@ -615,13 +615,13 @@ class Promoter:
             prepared = await self._prepare(replicas, chosen)
             done = await self._install(replicas, chosen, prepared, lost, lacks_commits=True)
             return msgspec.structs.replace(done, without_tables=without_tables)
-        if master.refuses:
-            # It is there, so it is not replaced, and as long as its replicas are stopped its commits wait.
+        if master.state is None:
+            # It is there when it refuses, and perhaps otherwise, out of the reach of this process alone. As long as its
+            # replicas are stopped its commits wait, and none of them can tell the next run that it hears from it.
             left = await give_back(replicas, before)
             detail = "".join(f"; {name} does not receive from it: {why}" for name, why in left.items())
-            raise PromotionRefused(f"the master {master.name} refuses this process: {master.error}{detail}")
-        if master.state is None:
-            raise PromotionRefused(f"the master {master.name} does not answer: {master.error}")
+            what = "refuses this process" if master.refuses else "does not answer"
+            raise PromotionRefused(f"the master {master.name} {what}: {master.error}{detail}")
         if master.state.following is not None:
             raise PromotionRefused(
                 f"{master.name} is the master by the topology, and follows {master.state.following.source}: somebody "

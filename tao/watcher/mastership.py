@@ -125,15 +125,15 @@ def next_action(
             _could_receive(each, observation.marked) and not discarded_transactions(each, master) for each in others
         ):
             return Action.RESTORE, ""
-        if any(_was_chosen(each) and discarded_transactions(each, master) for each in others):
+        if any(_follows_nobody(each) and discarded_transactions(each, master) for each in others):
             return Action.FINISH, ""
     if observation.semi_sync and not master.state.waits_for_replica and observation.acknowledging:
         return Action.WAIT, ""
     if observation.lost_acknowledgements >= LOST_ACKNOWLEDGEMENTS:
         return Action.END_WAITS, ""
     if auto_rejoin:
-        for member in observation.members:
-            if not member.is_master and member.is_complete and member.state and member.state.following is None:
+        for member in others:
+            if _follows_nobody(member) and not _was_refused(member, master):
                 return Action.REJOIN, member.name
     return Action.NOTHING, ""
 
@@ -202,9 +202,16 @@ def _waits_in_vain(others: Sequence[SetMember], observation: Observation) -> boo
     )
 
 
-def _was_chosen(member: SetMember) -> bool:
-    """Return whether a server may be one whose promotion was interrupted: it follows nobody."""
+def _follows_nobody(member: SetMember) -> bool:
+    """Return whether a server follows nobody: it is an old master, or its promotion was interrupted."""
     return member.is_complete and member.state is not None and member.state.following is None
+
+
+def _was_refused(member: SetMember, master: SetMember) -> bool:
+    """Return whether a server can follow the master no more, and is closed already. Each attempt to have it rejoin
+    would hold the lock of the database, again and again, and nobody could mark the server."""
+    closed = member.state is not None and member.state.read_only
+    return closed and bool(discarded_transactions(member, master))
 
 
 def _has_stopped_receiving(member: SetMember) -> bool:

@@ -136,6 +136,14 @@ def test_a_master_that_refuses_the_watcher_and_does_not_get_its_replicas_back_is
     assert _first("master refuses watchers", regions=1, seed=11).stuck
 
 
+def test_replicas_that_stay_stopped_and_so_cannot_hear_a_master_out_of_the_watchers_reach_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A first promotion breaks off, and a second one begins when the master runs again."""
+    monkeypatch.setattr(promotion, "give_back", _gives_nothing_back)
+    assert play_hour(4_004_877).false
+
+
 async def _is_not_renewed(*_: object) -> bool:
     return False
 

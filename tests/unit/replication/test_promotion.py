@@ -514,6 +514,24 @@ async def test_only_a_promotion_whose_epoch_was_raised_is_finished(
     assert done == (["it is finished"] if epoch else [])
 
 
+async def test_a_watcher_that_looks_for_a_promotion_to_finish_in_vain_does_not_hold_the_lock_for_it(
+    topology_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks again every second, and a server is marked only while nobody holds the lock."""
+
+    async def members(_: ReplicationSet) -> object:
+        return [master("1-1-1"), replica("west", "1-1-1,2-2-9", alone=True)]
+
+    async def epochs_as_masters(*_: object) -> object:
+        return {"west-db": 0}, {}
+
+    monkeypatch.setattr(ReplicationSet, "members", members)
+    monkeypatch.setattr(ReplicationSet, "epochs_as_masters", epochs_as_masters)
+    async with FileLocks(topology_file).held(mastership_lock("db"), exclusive=True):
+        with pytest.raises(PromotionRefused, match="tao reseed"):
+            await promoter_at(topology_file).finish("db")
+
+
 @pytest.fixture
 async def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     return loop_clock(monkeypatch)

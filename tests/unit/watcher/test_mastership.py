@@ -75,6 +75,11 @@ def action(
     )
 
 
+def opened(member: SetMember) -> SetMember:
+    assert member.state is not None
+    return dataclasses.replace(member, state=dataclasses.replace(member.state, read_only=False))
+
+
 def test_a_healthy_set_needs_nothing() -> None:
     assert action(master("1-1-1"), replica("west", "1-1-1", receiving=True)) == (Action.NOTHING, "")
 
@@ -220,6 +225,9 @@ def test_a_server_that_replicates_from_no_master_is_rejoined_only_when_enabled()
     assert action(*alone, rejoin=True) == (Action.REJOIN, "west-db")
     seeding = replica("west", "", alone=True, seeding=True)
     assert action(master("1-1-1"), seeding, rejoin=True)[0] is Action.NOTHING, "somebody is at it"
+    refused = replica("west", "1-1-1,2-2-9", alone=True)
+    assert action(master("1-1-1"), refused, rejoin=True)[0] is Action.NOTHING, "it is closed, and cannot follow"
+    assert action(master("1-1-1"), opened(refused), rejoin=True) == (Action.REJOIN, "west-db"), "which closes it"
 
 
 def test_a_master_waits_again_as_soon_as_there_is_a_replica_to_wait_for() -> None:
