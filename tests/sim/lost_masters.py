@@ -67,8 +67,9 @@ _RESUMED_SECONDS: Final = 25.0
 """Until writes go on when everything is mended after a promotion that failed: it is perhaps repeated."""
 _CLIENT_SECONDS: Final = 0.1
 _ANSWER_SECONDS: Final = 1.0
-_OPEN_SECONDS: Final = 2.0
-"""Longest time without a write or a critical read while nothing but etcd fails."""
+_OPEN_SECONDS: Final = 2 * (_ANSWER_SECONDS + 2 * _CLIENT_SECONDS) + 0.1
+"""Longest time without a write or a critical read while nothing but etcd fails: two questions in a row of the only
+client may be lost on the way."""
 _ETCD_SECONDS: Final = 18.0
 """What an hour is longer in which something befalls etcd: the locks of a watcher that is cut off last for seconds, a
 promotion may have to outlast two leases, and a snapshot is restored when all locks have ended."""
