@@ -34,6 +34,9 @@ MAX_TRANSACTION_BYTES: Final = 1_400_000
 _ATTEMPT_SECONDS: Final = 1.0
 """Longest wait for one endpoint while there are others."""
 
+_SILENT_SECONDS: Final = 0.3
+"""A caller that gives up after so long, and before `_ATTEMPT_SECONDS`, begins its next call at another endpoint."""
+
 _PAUSE_SECONDS: Final = 0.05
 """Pause after all endpoints have failed, before the first one is tried again."""
 
@@ -49,7 +52,15 @@ _OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 _ELSEWHERE: Final = frozenset(
-    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED}
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.ABORTED,
+        # What etcd refuses has a code of its own. This is a deadline that ends in the member, or a proposal that has no
+        # leader, as in an election.
+        grpc.StatusCode.UNKNOWN,
+    }
 )
 _STALE_TOKEN: Final = ("invalid auth token", "revision of auth store is old", "user name is empty")
 _Version = tuple[int, int, int]
@@ -273,10 +284,15 @@ class EtcdClient:
         while (left := deadline - loop.time()) > 0:
             endpoint = self._endpoint(self._order[0])
             seconds = min(left, _ATTEMPT_SECONDS) if len(self._order) > 1 else left
+            began = loop.time()
             try:
                 if self._settings.user and not self._token:
                     await self._log_in(endpoint, seconds)
                 return await once(endpoint, seconds)
+            except asyncio.CancelledError:
+                if loop.time() - began >= _SILENT_SECONDS:
+                    self._try_later(endpoint.address)
+                raise
             except (TimeoutError, grpc.aio.AioRpcError) as error:
                 details = error.details() or "" if isinstance(error, grpc.aio.AioRpcError) else "no answer in time"
                 if isinstance(error, grpc.aio.AioRpcError) and error.code() not in _ELSEWHERE:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,6 +59,26 @@ class EtcdRig:
         if self._process is not None:
             await self._process.kill()
 
+    def signal(self, number: signal.Signals) -> None:
+        """Stop it with SIGSTOP, and let it go on with SIGCONT."""
+        assert self._process is not None, "it was started"
+        os.kill(self._process.pid, number)
+
+    @property
+    def peer_url(self) -> str:
+        return f"http://127.0.0.1:{self._peer_port}"
+
+    def leads(self) -> bool:
+        """Return whether the other members follow this one. Blocks."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=START_SECONDS) as answer:
+            return b"\netcd_server_is_leader 1\n" in answer.read()
+
+    def belong_to(self, members: dict[str, EtcdRig]) -> None:
+        """Make it one of several members, by name, before it is started."""
+        (own,) = (name for name, each in members.items() if each is self)
+        initial = ",".join(f"{name}={each.peer_url}" for name, each in members.items())
+        self._more = (*self._more, f"--name={own}", f"--initial-cluster={initial}")
+
     @property
     def data(self) -> Path:
         return self._folder / "etcd"
@@ -78,6 +100,45 @@ class EtcdRig:
         revision = (await client.read(b"/")).header.revision
         await client.call(lambda each: each.kv.Compact, pb.CompactionRequest(revision=revision, physical=True))
         await client.close()
+
+
+class EtcdMembers:
+    """Three members of one etcd."""
+
+    def __init__(self, folder: Path) -> None:
+        self.by_name: dict[str, EtcdRig] = {}
+        for name in ("one", "two", "three"):
+            (folder / name).mkdir()
+            self.by_name[name] = EtcdRig(folder / name)
+        for member in self.by_name.values():
+            member.belong_to(self.by_name)
+
+    async def start(self) -> None:
+        for member in self.by_name.values():
+            await member.start(waits=False)
+        for member in self.by_name.values():
+            await wait_until_etcd_answers(member.port, START_SECONDS)
+
+    async def kill(self) -> None:
+        for member in self.by_name.values():
+            await member.kill()
+
+    def location(self, first: EtcdRig) -> EtcdLocation:
+        """Return all members, one of them first."""
+        others = [each for each in self.by_name.values() if each is not first]
+        return EtcdLocation(tuple(f"127.0.0.1:{each.port}" for each in (first, *others)), "/tao")
+
+    async def leader(self) -> EtcdRig:
+        """Return the member that the others follow at present."""
+        for member in self.by_name.values():
+            if await asyncio.to_thread(member.leads):
+                return member
+        raise AssertionError("no member leads")
+
+    async def follower(self) -> EtcdRig:
+        """Return one that follows the leading member."""
+        leader = await self.leader()
+        return next(each for each in self.by_name.values() if each is not leader)
 
 
 async def keys_under(client: EtcdClient, location: EtcdLocation) -> dict[bytes, bytes]:
