@@ -339,7 +339,7 @@ class Mastership:
             replicas.acknowledging(members),
             self._lost_acknowledgements[name][1] if name in self._lost_acknowledgements else 0,
             self._keeps_writes(name, master.name),
-            self._is_dead(master.name) or self._peers.says_dead(master.region, master.name),
+            self._is_known_dead(master),
             {server.name for server in replicas.database.places.values() if server.down},
             master.region == self._settings.region or self._peers.says_silent(master.region, master.name),
             self._peers.refuse(master.region),
@@ -552,6 +552,13 @@ class Mastership:
         acknowledged_by, seen_at = self._acknowledged_by_set.get(database, ("", now))
         is_known = max(self._silent_seconds(master), now - seen_at) < known_for
         return self._waited_for_replica.get(database) == acknowledged_by == master and is_known
+
+    def _is_known_dead(self, master: SetMember) -> bool:
+        """Return whether a watcher near a master finds that nothing listens at its address. Where its region has a
+        watcher only that one can know: for others, something on the way may refuse."""
+        if master.region in self._peers.reports:
+            return self._peers.says_dead(master.region, master.name)
+        return self._is_dead(master.name)
 
     def _has_answered(self, region: str, master: str, since: float) -> bool:
         """Return whether a lost master has answered this watcher since then, or another one of its region lately."""

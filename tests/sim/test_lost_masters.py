@@ -144,6 +144,14 @@ def test_replicas_that_stay_stopped_and_so_cannot_hear_a_master_out_of_the_watch
     assert play_hour(4_004_877).false
 
 
+def test_a_refusal_that_counts_although_it_comes_from_another_region_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A region that is cut off from the watchers of another one refuses connections, while its master stands still."""
+    monkeypatch.setattr(Mastership, "_is_known_dead", lambda mastership, master: mastership._is_dead(master.name))
+    assert play_hour(7_010_541).false
+
+
 async def _is_not_renewed(*_: object) -> bool:
     return False
 
