@@ -141,7 +141,7 @@ def test_replicas_that_stay_stopped_and_so_cannot_hear_a_master_out_of_the_watch
 ) -> None:
     """A first promotion breaks off, and a second one begins when the master runs again."""
     monkeypatch.setattr(promotion, "give_back", _gives_nothing_back)
-    assert play_hour(4_004_877).false
+    assert _first("master cut off from watchers", "master refuses watchers", regions=2, seed=43).false
 
 
 def test_a_refusal_that_counts_although_it_comes_from_another_region_is_noticed(
