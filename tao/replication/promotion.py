@@ -261,6 +261,7 @@ class Promoter:
             try:
                 chosen = await self._choose(replicas, members, request, loss)
                 prepared, lost = await self._make_ready(replicas, chosen, members, request, loss)
+                await self._begin(replicas, PromotionStep.RAISE_EPOCH)
             except TaoError:
                 await asking.aclose()
                 # Nothing irrevocable has happened: reopen the old master if it can be reached by now.
@@ -538,13 +539,12 @@ class Promoter:
     async def _install(
         self, replicas: ReplicationSet, chosen: SetMember, prepared: _Prepared, lost: str, *, lacks_commits: bool
     ) -> PromotionResult:
-        """Raise the version epoch, change the topology and open the new master.
+        """Raise the version epoch, which the caller has begun, change the topology and open the new master.
 
         ``lost``: the name of the old master when it does not answer. ``lacks_commits``: the new master may lack the old
         one's last commits, which reserved ids; its shards begin above any that they can have reserved."""
         region, epoch = chosen.region, prepared.epoch
         async with replicas.session(region) as session:
-            await self._begin(replicas, PromotionStep.RAISE_EPOCH)
             lost_ids, now = None, asyncio.get_running_loop().time()
             if lacks_commits:
                 now_unix_ms = prepared.unix_ms + round(1000 * (now - prepared.read_at))
@@ -613,12 +613,16 @@ class Promoter:
             # The old master may have been lost when the interrupted run began.
             lost = "" if master.state is not None else master.name
             prepared = await self._prepare(replicas, chosen)
+            await self._begin(replicas, PromotionStep.RAISE_EPOCH)
             done = await self._install(replicas, chosen, prepared, lost, lacks_commits=True)
             return msgspec.structs.replace(done, without_tables=without_tables)
         if master.state is None:
             # It is there when it refuses, and perhaps otherwise, out of the reach of this process alone. As long as its
-            # replicas are stopped its commits wait, and none of them can tell the next run that it hears from it.
-            left = await give_back(replicas, before)
+            # replicas are stopped its commits wait, and none of them can tell the next run that it hears from it. But
+            # an earlier run may have raised the epoch of one that does not answer: what the others acknowledged from
+            # now on would be lost when that promotion is finished.
+            answering = len(others) == len(members) - 1
+            left = await give_back(replicas, before) if answering else {}
             detail = "".join(f"; {name} does not receive from it: {why}" for name, why in left.items())
             what = "refuses this process" if master.refuses else "does not answer"
             raise PromotionRefused(f"the master {master.name} {what}: {master.error}{detail}")

@@ -7,7 +7,8 @@ only the seconds around it are played: in between nothing happens that could be 
 A promotion is *false* when its master was well: its process ran, and throughout the two seconds before somebody could
 have heard from it. That is the watcher that promoted, and any of the master's own region that could say so, if the
 master answered every question within `ProbeSettings.master_hangs_seconds`; and a replica, if no heartbeat came so late
-that one seemed to be missed. Also checked: no acknowledged write of a semi-synchronous
+that one seemed to be missed. One is not well that had closed before the promotion began, because its lease was over,
+while no watcher could reach it: it serves nobody. Also checked: no acknowledged write of a semi-synchronous
 database is missing at a later master; no critical read, by a client with any topology, lacks what was acknowledged
 before it began; and writes go on within `REPLACED_SECONDS` of the loss of a master that died or stood still for good,
 if nothing else befell it. One that pauses again and again, each time for less than
@@ -172,6 +173,9 @@ class Hour:
         """The master did not die: it stands still for good."""
         self._lively_until: Final[dict[str, float]] = {}
         """Server → the beginning of the last pause before which it had run for `LIVELY_SECONDS`."""
+        self._served_nobody: Final[dict[asyncio.Task[object] | None, bool]] = {}
+        """Promotion, by the task of its steps → whether its master was closed when it began, and out of all reach.
+        """
         self._kinds_drawn: list[str] = []
         self._processes: Final[list[Process]] = []
 
@@ -270,19 +274,29 @@ class Hour:
             if self._heals_after is not None:
                 self.later(self._heals_after, self.machines.heal)
             raise ConnectionLost("the connection to a replica broke")
-        if step is not PromotionStep.RAISE_EPOCH:
-            return
         database = self.topology.databases[0]
         old = self.machines.servers[database.servers[database.master_region].name]
+        served_nobody = self._served_nobody.setdefault(asyncio.current_task(), self._serves_nobody(old))
+        if step is not PromotionStep.RAISE_EPOCH:
+            return
         if any(each.epoch > database.version_epoch for each in self.machines.servers.values()):
             return  # it was interrupted, and can only be finished
         self.findings.promotions += 1
-        if self._was_well(old, watcher):
+        if not served_nobody and self._was_well(old, watcher):
             self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name}")
         if {"master pauses", "master stands still"}.issuperset(self._kinds_drawn) and self._was_lively(old):
             self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name} in a pause")
         if not self.semi_sync:
             self._forget_lost()
+
+    def _serves_nobody(self, master: Server) -> bool:
+        """Return whether a master is closed, and no watcher can reach it to open it."""
+        reach = (
+            name
+            for name, each in self.watchers.items()
+            if each.process.state == "runs" and not self.machines.is_cut(name, master.name)
+        )
+        return master.read_only and not any(reach)
 
     def _was_well(self, old: Server, watcher: SimWatcher) -> bool:
         """Return whether somebody could have heard from a master that is replaced, all the time (see above)."""

@@ -96,3 +96,20 @@ async def test_a_promotion_that_is_undone_gives_its_replicas_back_to_a_master_ou
     with pytest.raises(PromotionRefused, match="refuses this process" if refuses else "does not answer"):
         await promoter_of(tmp_path_factory.mktemp("locks"))._restore(replicas, None, members)
     assert done == ["west receives again"]
+
+
+async def test_no_replica_is_given_back_while_another_one_may_hold_a_promotion_that_can_only_be_finished(
+    done: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What the one that answers acknowledged then would be lost when the promotion of the other one is finished."""
+    stopped, silent = replica("west", "1-1-1", stopped=True), replica("north", None)
+    members = they_are(monkeypatch, master(None), stopped, silent)
+
+    async def epochs_as_masters(*_: object) -> object:
+        return {"west-db": 0}, {}
+
+    monkeypatch.setattr(ReplicationSet, "epochs_as_masters", epochs_as_masters)
+    replicas = replication_set_of("east", "west", "north", semi_sync=True)
+    with pytest.raises(PromotionRefused, match="does not answer"):
+        await promoter_of(tmp_path_factory.mktemp("locks"))._restore(replicas, None, members)
+    assert done == []
