@@ -11,12 +11,13 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from tao.cli.frame import INTERRUPTED_STATUS, CommandGroup, ask, run, show
 from tao.cli.options import FloatRange, IntRange, combined, json_option, state_dir_option, yes_option
@@ -140,7 +141,7 @@ def up(  # Any: the other options, which are named like the fields of `Shape` an
     """Start the cluster, or start it again with the data that it has.
 
     It runs in the foreground until Ctrl-C, unless --detach is given. Of a cluster that runs already it starts the
-    processes that do not run, if any, with the options of its start, and returns; other numbers are refused.
+    processes that do not run, if any, with the options of its start, and returns; other options are refused.
     """
     from tao.devcluster.database_program import Durability
     from tao.devcluster.layout import ClusterSettings, Shape
@@ -157,7 +158,11 @@ def up(  # Any: the other options, which are named like the fields of `Shape` an
         detached=detach,
         **others,
     )
-    return run(_start_stopped(settings) if _runs_already(settings) else _up(settings))
+    context = click.get_current_context()
+    given_options = {
+        name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    return run(_start_stopped(settings, given_options) if _runs_already(settings) else _up(settings))
 
 
 def _runs_already(settings: ClusterSettings) -> bool:
@@ -171,15 +176,17 @@ def _runs_already(settings: ClusterSettings) -> bool:
     return bool(folder.running(record))
 
 
-async def _start_stopped(settings: ClusterSettings) -> int:
+async def _start_stopped(settings: ClusterSettings, given_options: Collection[str]) -> int:
     from tao.devcluster.layout import dev_command
+    from tao.devcluster.running_options import refused_options
     from tao.model.errors import OperatorError
 
     with WaitDisplay() as display, _attached(settings.state_dir, display.show) as cluster:
-        if settings.shape != cluster.record.shape:
+        refused = refused_options(settings, given_options, cluster.record, cluster.schema_path)
+        if refused:
             raise OperatorError(
-                f"a cluster of other numbers runs in {settings.state_dir}: leave them out to start what does not run, "
-                f"or {dev_command('down', settings.state_dir)} first"
+                f"a cluster with other options runs in {settings.state_dir}: {', '.join(refused)}; leave these out "
+                f"to start what does not run, or {dev_command('down', settings.state_dir)} first"
             )
         started = await cluster.start_stopped()
         found = await cluster.status()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from tao.cli.commands import tao
 from tao.devcluster.cluster import DevCluster
-from tao.devcluster.layout import Role, Shape
+from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.state_folder import ClusterRecord, StateFolder
 
 
@@ -91,6 +93,28 @@ def test_a_signal_ends_a_foreground_that_starts_or_runs(
     assert result.exit_code == status
     assert said in result.stderr
     assert len(stops) == (when == "run")
+
+
+def test_options_that_differ_from_the_cluster_that_runs_are_refused(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = msgspec.structs.replace(folder.require(), ready=True)
+    folder.write(record)
+
+    def attached(state_dir: Path, on_progress: Callable[[str], None]) -> DevCluster:
+        cluster = DevCluster(ClusterSettings(state_dir=state_dir, shape=record.shape), on_progress)
+        cluster._record = record
+        return cluster
+
+    monkeypatch.setattr(DevCluster, "attached", attached)
+    monkeypatch.setattr(StateFolder, "running", lambda *_: {"leader-1": "runs"})
+    options = ("--tls", "--followers", "3", "--cache-mb", "256")
+    result = CliRunner().invoke(tao, ["dev", "up", *options, "--state-dir", str(folder.path)])
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"tao: a cluster with other options runs in {folder.path}: --followers 3 (it runs with 1), --tls (it runs "
+        f"without); leave these out to start what does not run, or `tao dev down --state-dir {folder.path}` first\n"
+    )
 
 
 @pytest.mark.parametrize(
