@@ -71,20 +71,26 @@ def plan_balance(
     ``begun``: the moves that were begun and not finished, which come first.
 
     Each move takes a shard from the database with the most to the one with the least, namely the shard that brings the
-    two closest together. No shard moves twice."""
+    two closest together. No shard moves twice: of several moves that were begun with one shard, the plan has the one
+    that the topology knows of already, or else the first; another run finds what is left of the others."""
     left = {name: dict(shards) for name, shards in loads.items()}
     totals = {name: sum(shards.values()) for name, shards in left.items()}
     enough = _ENOUGH * sum(totals.values()) / max(1, len(totals))
     moves: list[PlannedMove] = []
 
     def take(shard: int, source: str, target: str) -> None:
-        load = left[source].pop(shard, 0.0)
-        left[target].pop(shard, None)  # it has arrived already, and is not moved on
+        load = left[source].get(shard, 0.0)
+        for shards in left.values():
+            shards.pop(shard, None)  # it may have arrived already, and is not moved on
         totals[source] -= load
         totals[target] += load
         moves.append(PlannedMove(shard, source, target, load))
 
+    unfinished: dict[int, PlannedMove] = {}
     for move in begun:
+        if move.shard not in unfinished or move.shard in loads[move.target]:
+            unfinished[move.shard] = move
+    for move in unfinished.values():
         take(move.shard, move.source, move.target)
     while len(moves) < MAX_MOVES:
         most = max(sorted(totals), key=totals.__getitem__, default="")

@@ -98,6 +98,17 @@ def test_what_was_begun_comes_first_in_a_balance_and_does_not_move_twice() -> No
     assert plan_balance(loads, (), begun) == [PlannedMove(2, "one", "two", 4.0), PlannedMove(4, "one", "two", 0.0)]
 
 
+def test_a_shard_with_two_moves_begun_is_planned_once_and_the_one_that_was_switched_comes_first() -> None:
+    loads = {"one": {0: 4.0, 1: 4.0}, "two": {}, "three": {2: 8.0}}
+    begun = [PlannedMove(0, "one", "two"), PlannedMove(0, "one", "three")]
+    assert plan_balance(loads, (), begun) == [PlannedMove(0, "one", "two", 4.0)]
+    # Shard 2 is at the third database already, where only something is left to clear away.
+    begun = [PlannedMove(2, "three", "two"), PlannedMove(2, "one", "three")]
+    moves = plan_balance(loads, (), begun)
+    assert moves[0] == PlannedMove(2, "one", "three", 0.0)
+    assert [move.shard for move in moves].count(2) == 1
+
+
 def test_equal_databases_and_single_shards_stay_where_they_are() -> None:
     assert plan_balance({"one": {0: 5.0, 1: 5.0}, "two": {2: 10.0}}) == []
     assert plan_balance({"one": {0: 100.0}, "two": {}}) == [], "it would be the same the other way"
@@ -110,6 +121,19 @@ def test_a_shard_does_not_move_to_where_its_former_copy_stands() -> None:
     assert [move.shard for move in plan_balance(loads)] == [0]
     assert [move.shard for move in plan_balance(loads, {(0, "two"), (1, "one")})] == [1, 2]
     assert plan_balance(loads, {(shard, "two") for shard in range(3)}) == []
+
+
+@given(st.data())
+def test_no_shard_is_planned_twice_whatever_was_begun(data: st.DataObject) -> None:
+    names = ("one", "two", "three")
+    loads: dict[str, dict[int, float]] = {name: {} for name in names}
+    for shard in range(data.draw(st.integers(1, 8))):
+        loads[data.draw(st.sampled_from(names))][shard] = float(data.draw(st.integers(0, 100)))
+    one_move = st.builds(PlannedMove, st.integers(0, 7), st.sampled_from(names), st.sampled_from(names))
+    begun = data.draw(st.lists(one_move.filter(lambda move: move.source != move.target), max_size=6))
+    planned = [move.shard for move in plan_balance(loads, (), begun)]
+    assert len(set(planned)) == len(planned)
+    assert {move.shard for move in begun} <= set(planned)
 
 
 @given(st.lists(st.lists(st.integers(1, 1_000), max_size=12), min_size=2, max_size=4))
