@@ -18,9 +18,9 @@ from pathlib import Path
 
 from tao.devcluster.ports import LOOPBACK
 from tao.model.errors import OperatorError, SettingsError
+from tao.replication.database_tools import SERVER_VARIABLE
 from tao.wire.tls import TlsFiles
 
-ENVIRONMENT_VARIABLE = "TAO_MYSQLD"
 _NAMES = ("mariadbd", "mysqld")
 _SYSTEM_FOLDERS = (Path("/usr/sbin"), Path("/usr/local/sbin"), Path("/usr/local/bin"), Path("/usr/libexec"))
 _VERSION_SECONDS = 30.0
@@ -82,16 +82,16 @@ def parse_version(text: str, path: Path) -> tuple[Flavour, tuple[int, int, int]]
 
 
 def _locate(env: Mapping[str, str]) -> Path:
-    path, named = env.get("PATH", ""), env.get(ENVIRONMENT_VARIABLE)
+    path, named = env.get("PATH", ""), env.get(SERVER_VARIABLE)
     found = _search((named,), path) if named else _search(_NAMES, path, *_SYSTEM_FOLDERS)
     if found is not None:
         return found
     if named:
-        raise ServerBinaryMissing(f"{ENVIRONMENT_VARIABLE}={named} is not a program: name a mariadbd or mysqld")
+        raise ServerBinaryMissing(f"{SERVER_VARIABLE}={named} is not a program: name a mariadbd or mysqld")
     install = "apt-get install mariadb-server-core mariadb-client-core"
     raise ServerBinaryMissing(
         f"no mariadbd or mysqld found: `{install}` installs one that starts no daemon, "
-        f"or set {ENVIRONMENT_VARIABLE} to the program"
+        f"or set {SERVER_VARIABLE} to the program"
     )
 
 

@@ -23,6 +23,9 @@ from tao.model.errors import OperatorError, RetryableError
 from tao.storage.dialect import Dialect, SessionSetup
 from tao.storage.session import ServerAccount, open_session
 
+SERVER_VARIABLE: Final = "TAO_MYSQLD"
+"""The environment variable that names a database server which is not installed."""
+
 _DUMP: Final = {Dialect.MARIADB: ("mariadb-dump", "mysqldump"), Dialect.MYSQL: ("mysqldump",)}
 _CLIENT: Final = {Dialect.MARIADB: ("mariadb", "mysql"), Dialect.MYSQL: ("mysql",)}
 _BINLOG_READER: Final = {Dialect.MARIADB: ("mariadb-binlog", "mysqlbinlog"), Dialect.MYSQL: ("mysqlbinlog",)}
@@ -53,8 +56,8 @@ class DatabaseTools:
 
 
 async def find_tools(dialect: Dialect, env: Mapping[str, str]) -> DatabaseTools:
-    """Find the programs on ``PATH`` that belong to this kind of server; MySQL and MariaDB use the same names. Raises
-    `OperatorError` with the command that installs them."""
+    """Find the programs that belong to this kind of server, beside the one that ``TAO_MYSQLD`` names or on ``PATH``;
+    MySQL and MariaDB use the same names. Raises `OperatorError` with the command that installs them."""
     dump, client = await _find_all(dialect, env, _DUMP, _CLIENT)
     return DatabaseTools(dialect, dump, client)
 
@@ -77,8 +80,7 @@ async def _find_all(
 
 
 async def _find(names: Sequence[str], dialect: Dialect, env: Mapping[str, str]) -> str | None:
-    for name in names:
-        path = shutil.which(name, path=env.get("PATH", ""))
+    for path in (shutil.which(name, path=place) for place in _places(env) for name in names):
         if path is None:
             continue
         process = await asyncio.create_subprocess_exec(path, "--version", stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL)
@@ -86,6 +88,15 @@ async def _find(names: Sequence[str], dialect: Dialect, env: Mapping[str, str]) 
         if (b"mariadb" in said.lower()) == (dialect is Dialect.MARIADB):
             return path
     return None
+
+
+def _places(env: Mapping[str, str]) -> Iterator[str]:
+    """Yield the search paths in their order: programs beside the named server have its version."""
+    path, server = env.get("PATH", ""), env.get(SERVER_VARIABLE)
+    found = shutil.which(server, path=path) if server else None
+    if found is not None:
+        yield str(Path(found).parent)
+    yield path
 
 
 class Program:

@@ -46,6 +46,7 @@ from tao.replication.accounts import ServiceAccounts
 from tao.replication.promotion_plan import PromotionRequest
 from tao.replication.replica_seed import read_contents
 from tao.replication.server_statements import executed_position
+from tao.storage.dialect import Dialect
 from tao.storage.names import schema_name
 from tao.storage.result_packets import Row
 from tao.topology.document import dump_topology, parse_topology
@@ -288,12 +289,13 @@ async def test_a_replica_is_backed_up_with_what_was_acknowledged_and_replicas_fo
     backup, administrator = tmp_path / "backup", rig.accounts.administrator
     async with rig.session(WEST) as session:
         # It applies again when the backup waits for it already.
-        await session.run("STOP SLAVE SQL_THREAD", deadline=statement_deadline())
+        replica = "SLAVE" if session.dialect is Dialect.MARIADB else "REPLICA"
+        await session.run(f"STOP {replica} SQL_THREAD", deadline=statement_deadline())
         await rig.write(EAST, 2)
         async with rig.session(EAST) as master:
             acknowledged = await executed_position(master, deadline=statement_deadline())
         making = asyncio.create_task(create_backup(backup, rig.topology, {}, administrator, on_progress=nothing))
-        await session.run("START SLAVE SQL_THREAD", deadline=statement_deadline())
+        await session.run(f"START {replica} SQL_THREAD", deadline=statement_deadline())
         made = await making
     assert [(each.server, each.position) for each in made.databases] == [(WEST, acknowledged)]
     # The replica is also to receive what it has made itself, as a master.

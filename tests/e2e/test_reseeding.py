@@ -175,7 +175,7 @@ async def test_an_empty_server_is_rebuilt_by_the_command(rig: ReplicationRig, tm
     assert status == 0, errors
     assert json.loads(said)["follows"] == WEST
     await assert_follows_and_equals(rig)
-    status, _, errors = await tao(rig, "reseed", EAST, "--yes", PATH="")
+    status, _, errors = await tao(rig, "reseed", EAST, "--yes", PATH="", TAO_MYSQLD="")
     assert status == 2
     assert "apt-get install" in errors
     assert not rig.database.servers[EAST].down, "nothing was changed"

@@ -1,4 +1,4 @@
-"""The database's own programs are not started where they would speak plain text although TLS is asked for."""
+"""The database's own programs are found, and not started where TLS is asked for and they would speak plain text."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tao.model.errors import OperatorError
 from tao.replication import database_tools
-from tao.replication.database_tools import running
+from tao.replication.database_tools import find_binlog_reader, find_tools, running
 from tao.storage.dialect import Dialect
 from tao.storage.failures import ConnectionLost
 from tao.storage.session import ServerAccount
@@ -51,3 +52,32 @@ async def test_programs_that_verify_nothing_start_only_where_our_own_connection_
         async with running(program, dialect=dialect, account=account) as started:
             assert await started.failure() == ""
         assert mark.exists()
+
+
+def program_in(folder: Path, name: str, version: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\necho '{name}  Ver {version}'\n")
+    path.chmod(0o755)
+    return path
+
+
+async def test_programs_beside_the_named_server_come_before_those_on_the_path(tmp_path: Path) -> None:
+    beside, installed = tmp_path / "mysql", tmp_path / "bin"
+    server = program_in(beside, "mysqld", "9.7.4 for Linux")
+    for name in ("mysqldump", "mysql"):
+        program_in(beside, name, "9.7.4 for Linux")
+        program_in(installed, name, "8.4.1 for Linux")
+    reader = program_in(installed, "mysqlbinlog", "8.4.1 for Linux")
+    named, unnamed = {"TAO_MYSQLD": str(server), "PATH": str(installed)}, {"PATH": str(installed)}
+    found = await find_tools(Dialect.MYSQL, named)
+    assert (found.dump, found.client) == (beside / "mysqldump", beside / "mysql")
+    assert (await find_tools(Dialect.MYSQL, unnamed)).dump == installed / "mysqldump"
+    assert await find_binlog_reader(Dialect.MYSQL, named) == reader
+
+
+async def test_programs_of_the_other_kind_of_server_are_not_used(tmp_path: Path) -> None:
+    server = program_in(tmp_path, "mysqld", "9.7.4 for Linux")
+    program_in(tmp_path, "mysqlbinlog", "10.11.19-MariaDB")
+    with pytest.raises(OperatorError, match="mysqlbinlog of mysql is needed here and not on PATH"):
+        await find_binlog_reader(Dialect.MYSQL, {"TAO_MYSQLD": str(server), "PATH": ""})
