@@ -42,7 +42,7 @@ from tao.etcd.location import Location
 from tao.model.errors import OperatorError, TaoError, TopologyConflict
 from tao.model.ids import PROMOTION_AHEAD_MS
 from tao.model.ports import TopologyStore
-from tao.model.topology import Database, DatabaseServer, Topology
+from tao.model.topology import Database, DatabaseServer, Topology, ranges_text
 from tao.model.versions import MAX_EPOCH
 from tao.replication.accounts import Account
 from tao.replication.binlog_copy import replay
@@ -190,15 +190,11 @@ def _check_shape(manifest: Manifest, topology: Topology) -> None:
     there = {database.name: database.shards for database in topology.databases}
     if (manifest.shards, backed_up) == (topology.shards, there):
         return
-    shape = "; ".join(f"{name} with the shards {_ranges(shards)}" for name, shards in backed_up.items())
+    shape = "; ".join(f"{name} with the shards {ranges_text(shards)}" for name, shards in backed_up.items())
     raise RestoreRefused(
         f"the topology has not the databases of the backup: write one with {manifest.shards} shards and the databases "
         f"{shape}; servers and regions may differ"
     )
-
-
-def _ranges(shards: Sequence[tuple[int, int]]) -> str:
-    return ", ".join(f"{first}-{last}" for first, last in shards)
 
 
 def _check_moment(manifest: Manifest, index: BinlogIndex, until_unix_seconds: int) -> None:

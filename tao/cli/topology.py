@@ -33,7 +33,7 @@ from tao.cli.options import PLACE_METAVAR, IntRange, Place, changing_options, gi
 from tao.etcd.location import Location
 from tao.model.errors import OperatorError, unreadable, unwritable
 from tao.model.ids import MAX_SHARDS
-from tao.model.topology import CacheServer, Topology
+from tao.model.topology import CacheServer, Topology, ranges_text
 from tao.replication.shard_move import MoveSettings, ShardMoves
 from tao.routing.routes import Routes
 from tao.terminal import counted, fields_of, print_records
@@ -83,7 +83,7 @@ def _print(found: Topology) -> None:
             "region": each.region,
             "server": each.server.name,
             "master": "master" if each.is_master else None,
-            "shards": ", ".join(f"{first}-{last}" for first, last in each.database.shards),
+            "shards": ranges_text(each.database.shards),
             "marked": "down" if each.server.down else "up",
         }
         for each in found.database_servers
@@ -188,7 +188,9 @@ def add_shards(count: int, schema_file: Location | None) -> None:
     added = added_shards(before, after)
     if not given("as_json"):
         print_records(
-            {"database": name, "new shards": f"{shards[0]}-{shards[-1]}"} for name, shards in added.items() if shards
+            {"database": name, "new shards": ranges_text([(shards[0], shards[-1])])}
+            for name, shards in added.items()
+            if shards
         )
     ask(f"Create {counted(count, 'shard')}, and store {after.shards:,} shards as version {after.version} of {path}?")
 

@@ -6,7 +6,7 @@ changes by compare-and-set on ``version``; `tao.topology` stores and watches it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -294,3 +294,8 @@ class PlacedDatabaseServer(NamedTuple):
     def is_master(self) -> bool:
         """True for the master of the database."""
         return self.server.name == self.database.servers[self.database.master_region].name
+
+
+def ranges_text(shards: Iterable[tuple[int, int]], separator: str = ", ") -> str:
+    """Return inclusive ranges of shards as text: ``3, 17-19``."""
+    return separator.join(str(first) if first == last else f"{first}-{last}" for first, last in shards)

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tao.model.errors import TopologyError
-from tao.model.topology import Database, RecordedChange, Topology
+from tao.model.topology import Database, RecordedChange, Topology, ranges_text
 from tao.routing.routes import Routes
 
 MAX_CHANGES: Final = 64
@@ -139,13 +139,13 @@ def _changed_databases(before: Topology, after: Topology) -> tuple[str, ...]:
 
 def _range_text(shards: Iterable[int]) -> str:
     """Return ascending shards as text: 3, 17, 18 and 19 as ``3,17-19``."""
-    runs: list[list[int]] = []
+    runs: list[tuple[int, int]] = []
     for shard in shards:
         if runs and runs[-1][1] == shard - 1:
-            runs[-1][1] = shard
+            runs[-1] = runs[-1][0], shard
         else:
-            runs.append([shard, shard])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+            runs.append((shard, shard))
+    return ranges_text(runs, ",")
 
 
 def _ranges_in(text: str) -> Iterator[tuple[int, int]]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -62,6 +63,19 @@ def test_it_shows_every_server_with_its_shards(file: Path) -> None:
     for name in ("e-leader-1", "w-1b", "db-west", "version 1, 8 shards"):
         assert name in shown
     assert json.loads(call(file, "show", "--json").stdout)["shards"] == SHARDS
+
+
+def test_a_range_of_one_shard_is_shown_as_its_number(file: Path) -> None:
+    document = stored(file)
+    servers = {name: DatabaseServer(name=f"other-{name}") for name in ("east", "west")}
+    (one,) = document.databases
+    other = Database(name="other", master_region="east", servers=servers, shards=((1, 1), (3, 5)))
+    one = msgspec.structs.replace(one, shards=((0, 0), (2, 2), (6, 7)))
+    file.write_text(dump_topology(msgspec.structs.replace(document, databases=(one, other))))
+    lines = call(file, "show").stdout.splitlines()
+    shards = {line.split()[0]: line for line in lines if line.startswith(("db ", "other "))}
+    assert " 0, 2, 6-7 " in shards["db"]
+    assert " 1, 3-5 " in shards["other"]
 
 
 def test_addresses_of_a_server_are_one_column_and_show_its_host_once(file: Path) -> None:
