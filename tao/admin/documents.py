@@ -164,11 +164,13 @@ async def change_in_file(file: Location, edit: Callable[[Topology], Topology]) -
 
 
 class ClusterTexts(NamedTuple):
-    """The documents of a cluster as text; None for one that there is not, or that is not meant."""
+    """The documents of a cluster as text; None for one that there is not, or that is not meant. ``sources``: what
+    errors call them, say by the names of their files."""
 
     topology: str
     schema: str | None
     access: str | None
+    sources: tuple[str, str, str] = ("the topology", "the schema", "the access document")
 
 
 async def import_documents(place: Location, texts: ClusterTexts, above: int) -> Topology:
@@ -177,11 +179,12 @@ async def import_documents(place: Location, texts: ClusterTexts, above: int) -> 
     It is stored under its own version, or a higher one where that is not above ``above`` and the version that is there.
     Servers that skip versions cannot rely on the record of changes of another document, so it begins anew. Raises
     `TopologyError`, and what is wrong with another document."""
-    document = parse_topology(texts.topology, "the topology to import")
+    topology_source, schema_source, access_source = texts.sources
+    document = parse_topology(texts.topology, topology_source)
     if texts.schema is not None:
-        load_schema(texts.schema, "the schema to import")
+        load_schema(texts.schema, schema_source)
     if texts.access is not None:
-        load_access(texts.access, "the access document to import")
+        load_access(texts.access, access_source)
     others = {key: text for key, text in ((SCHEMA_KEY, texts.schema), (ACCESS_KEY, texts.access)) if text is not None}
     if others and isinstance(place, Path):
         raise TopologyError(f"{place} is a file: the {next(iter(others))} beside it is a file, too; copy it there")

@@ -258,9 +258,10 @@ def import_(document: Path, schema: Path | None, access: Path | None, above: int
     To move a cluster's documents into etcd, or back to a file, and after etcd was restored from a snapshot. It gets a
     version above the one that is there."""
     place = topology_path()
-    others = (None if path is None else _text_of(path) for path in (schema, access))
-    texts = ClusterTexts(_text_of(document), *others)
-    parts = [name for name, text in zip(("topology", "schema", "access document"), texts, strict=True) if text]
+    schema_text, access_text = (None if path is None else _text_of(path) for path in (schema, access))
+    sources = str(document), str(schema), str(access)
+    texts = ClusterTexts(_text_of(document), schema_text, access_text, sources)
+    parts = [name for name, text in zip(("topology", "schema", "access document"), texts, strict=False) if text]
     ask(f"Store the {' and the '.join(parts)} in {place}?")
     stored = run(import_documents(place, texts, above))
     show({"version": stored.version}, lambda: click.echo(f"version {stored.version} is stored in {place}"))

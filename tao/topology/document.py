@@ -6,6 +6,7 @@ All other code relies on the rules: `tao.routing` and the servers do not check a
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -45,8 +46,21 @@ def decode_topology(text: bytes | str, source: str) -> Topology:
     has added are passed over. Raises `TopologyError` for text that is no topology."""
     try:
         return msgspec.json.decode(text, type=Topology)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.ValidationError as error:
         raise TopologyError(f"{source}: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TopologyError(_syntax_fault(text, source, error)) from error
+
+
+def _syntax_fault(text: bytes | str, source: str, error: Exception) -> str:
+    """Return the message about text that is not JSON, with line and column, which ``error`` does not know."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as fault:
+        return f"{source}:{fault.lineno}: is not JSON: {fault.msg}, at column {fault.colno}"
+    except (ValueError, RecursionError):
+        pass  # it is no UTF-8 text, or nested beyond all bounds
+    return f"{source}: is not JSON: {error}"
 
 
 def encode_region(topology: Topology, region: str) -> bytes:

@@ -78,6 +78,20 @@ def test_a_range_of_one_shard_is_shown_as_its_number(file: Path) -> None:
     assert " 1, 3-5 " in shards["other"]
 
 
+def test_a_document_that_cannot_be_imported_is_named_with_the_place_of_its_fault(file: Path, tmp_path: Path) -> None:
+    good, bad, schema = file, tmp_path / "bad.json", tmp_path / "bad.yaml"
+    bad.write_text('{"version": 1,\n "shards" 16}')
+    schema.write_text("format: 1\nobjects: {user: [\n")
+    for arguments, place in (
+        ((str(bad),), f"tao: {bad}:2: is not JSON: "),
+        ((str(good), "--schema", str(schema)), f"tao: {schema}:"),
+        ((str(good), "--access", str(schema)), f"tao: {schema}:"),
+    ):
+        result = CliRunner().invoke(tao, ["topology", "import", *arguments, "--topology", str(file), "--yes"])
+        assert result.exit_code == 2
+        assert result.stderr.startswith(place)
+
+
 def test_addresses_of_a_server_are_one_column_and_show_its_host_once(file: Path) -> None:
     changed(
         file, *("add-server", "e-1c", "--tier", "east-web"), *("--grpc", "10.0.0.9:7000", "--admin", "10.0.0.9:7002")
@@ -196,7 +210,7 @@ def test_what_lies_beside_a_topology_file_is_not_imported_or_exported(file: Path
     for arguments, why in (
         (("import", str(file), "--schema", str(SCHEMA), "--yes"), "the schema beside it is a file"),
         (("export", str(tmp_path / "t.json"), "--schema", str(tmp_path / "s.yaml")), "there is no schema in"),
-        (("import", str(tmp_path / "wrong.json"), "--yes"), "the topology to import"),
+        (("import", str(tmp_path / "wrong.json"), "--yes"), "wrong.json: Object missing"),
     ):
         result = call(file, *arguments)
         assert result.exit_code == 2

@@ -59,8 +59,28 @@ def test_a_server_seen_from_another_region_has_the_addresses_that_are_good_there
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"version": 1}', b"\xff\xfe"])
 def test_what_is_no_document_is_refused_with_the_name_of_its_source(text: bytes | str) -> None:
-    with pytest.raises(TopologyError, match=r"^t\.json: "):
+    with pytest.raises(TopologyError, match=r"^t\.json(:\d+)?: "):
         parse_topology(text, "t.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (
+            '{"version": 1,\n "shards": 16\n "regions": []}',
+            "t.json:3: is not JSON: Expecting ',' delimiter, at column 2",
+        ),
+        ("version: 1\n", "t.json:1: is not JSON: Expecting value, at column 1"),
+        ('{"version": 1,\n', "t.json:2: is not JSON: Expecting property name enclosed in double quotes, at column 1"),
+        (b'{"version": 1, "shards": \xff}', "t.json: is not JSON: "),
+        ('{"version": 1, "x": ' + "[" * 100_000, "t.json: "),
+        ('{"version": "x"}', "t.json: Expected `int`, got `str` - at `$.version`"),
+    ],
+)
+def test_what_is_no_json_is_refused_with_line_and_column(text: bytes | str, fault: str) -> None:
+    with pytest.raises(TopologyError) as failed:
+        parse_topology(text, "t.json")
+    assert failed.value.message.startswith(fault)
 
 
 def database(document: Document) -> Document:
