@@ -17,7 +17,7 @@ from tao.admin.shard_balance import PlannedMove
 from tao.admin.shard_contents import ShardContents
 from tao.admin.shard_mover import MoverAccounts, MoveResult, ShardMover
 from tao.cli.frame import CommandGroup, ask, run, show
-from tao.cli.logins import leader_login, mastership_login
+from tao.cli.logins import mover_login
 from tao.cli.options import Decorator, FloatRange, IntRange, changing_options, combined, given
 from tao.model.errors import RetryableError
 from tao.observability.logs import configure_logs, logger
@@ -162,11 +162,11 @@ def _tools(
     settings = MoveSettings(megabytes_per_second=megabytes_per_second, steady_seconds=steady_seconds)
     if settings.is_paced:
         os.nice(_NICENESS)
-    path, accounts = mastership_login()
+    path, accounts, leader = mover_login()
     configure_logs("operator", "tao", "error", "console", sys.stderr)
     log, progress = logger("move"), _MoveProgress()
     moves = ShardMoves(topology_file(path), topology_locks(path), accounts, settings)
-    mover_accounts = MoverAccounts(leader_login(), accounts.replicator)
+    mover_accounts = MoverAccounts(leader, accounts.replicator)
     mover = ShardMover(moves, settings, mover_accounts, log, on_step=progress.step, on_copied=progress.copied)
     return moves, mover, ShardContents(moves, settings, accounts.replicator, log)
 

@@ -25,7 +25,7 @@ from tao.admin.replication import (
 )
 from tao.admin.shard_tables import migrate_all
 from tao.cli.frame import ask, run, show
-from tao.cli.logins import database_tls, password_of
+from tao.cli.logins import database_tls, passwords_of
 from tao.cli.options import PLACE_METAVAR, FloatRange, Place, given, json_option, yes_option
 from tao.etcd.location import Location
 from tao.model.topology import Database, DatabaseServer
@@ -82,12 +82,15 @@ def accounts(topology_file: Location, as_user: str, hosts: tuple[str, ...], dema
     tao_watcher (leases and promotions). Their passwords are taken from TAO_ADMIN_PASSWORD, TAO_LEADER_PASSWORD,
     TAO_READER_PASSWORD, TAO_REPLICATOR_PASSWORD and TAO_WATCHER_PASSWORD; without the last there is no tao_watcher.
     """
+    admin, leader, reader, replicator = passwords_of(
+        "TAO_ADMIN_PASSWORD", "TAO_LEADER_PASSWORD", "TAO_READER_PASSWORD", "TAO_REPLICATOR_PASSWORD"
+    )
     watcher_password = os.environ.get("TAO_WATCHER_PASSWORD", "")
     wanted = ServiceAccounts(
-        administrator=Account(_ADMINISTRATOR, password_of("TAO_ADMIN_PASSWORD")),
-        leader=Account("tao_leader", password_of("TAO_LEADER_PASSWORD")),
-        reader=Account("tao_reader", password_of("TAO_READER_PASSWORD")),
-        replicator=Account("tao_replicator", password_of("TAO_REPLICATOR_PASSWORD")),
+        administrator=Account(_ADMINISTRATOR, admin),
+        leader=Account("tao_leader", leader),
+        reader=Account("tao_reader", reader),
+        replicator=Account("tao_replicator", replicator),
         watcher=Account("tao_watcher", watcher_password) if watcher_password else None,
     )
     tls = database_tls()
@@ -127,7 +130,8 @@ def migrate(topology_file: Location, schema_file: Location, as_user: str) -> Non
     """
     topology = load_topology(topology_file)
     tables = read_schema(schema_file)[0].custom_tables()
-    administrator = Account(as_user, password_of("TAO_ADMIN_PASSWORD"), database_tls())
+    (password,) = passwords_of("TAO_ADMIN_PASSWORD")
+    administrator = Account(as_user, password, database_tls())
     names = ", ".join(_master(database).name for database in topology.databases)
     shards = counted(topology.shards, "shard")
     ask(f"Bring {shards} on {names} up to date?")
@@ -169,10 +173,8 @@ def replicate(topology_file: Location, as_user: str, anew: bool, wait_seconds: f
     """
     topology = load_topology(topology_file)
     tls = database_tls()
-    accounts = ReplicationAccounts(
-        Account(as_user, password_of("TAO_ADMIN_PASSWORD"), tls),
-        Account("tao_replicator", password_of("TAO_REPLICATOR_PASSWORD"), tls),
-    )
+    administrator, replicator = passwords_of("TAO_ADMIN_PASSWORD", "TAO_REPLICATOR_PASSWORD")
+    accounts = ReplicationAccounts(Account(as_user, administrator, tls), Account("tao_replicator", replicator, tls))
     steps = plan_replication(topology, run(member_states(topology, accounts.administrator)), anew=anew)
     if not given("as_json"):
         print_records(steps)

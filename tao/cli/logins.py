@@ -18,6 +18,12 @@ from tao.replication.accounts import Account
 from tao.replication.replication_set import SetAccounts
 from tao.storage.tls import DatabaseTls, DatabaseTlsFiles
 
+_PASSWORDS: Final = {
+    "tao_admin": "TAO_ADMIN_PASSWORD",
+    "tao_leader": "TAO_LEADER_PASSWORD",
+    "tao_replicator": "TAO_REPLICATOR_PASSWORD",
+}
+"""The environment variable of each service account's password."""
 _TLS_VARIABLES: Final = {
     "authorities": "TAO_DATABASE_CA",
     "certificate": "TAO_DATABASE_CERTIFICATE",
@@ -53,16 +59,14 @@ def mastership_login() -> tuple[Location, SetAccounts]:
 
     These are the ones of the development cluster when no file or its file is named; else the passwords come from the
     environment. Raises `OperatorError` when they are not set."""
-    file: Location | None = given("file")
-    if file is None or _is_development(file):
-        from tao.devcluster.certificates import cluster_accounts
+    place, found = _service_logins("tao_admin", "tao_replicator")
+    return place, SetAccounts(*found)
 
-        folder = state_folder()
-        known = cluster_accounts(folder, folder.require())
-        return folder.place_of_topology(), SetAccounts(known.administrator, known.replicator)
-    accounts = (("tao_admin", "TAO_ADMIN_PASSWORD"), ("tao_replicator", "TAO_REPLICATOR_PASSWORD"))
-    tls = database_tls()
-    return file, SetAccounts(*(Account(user, password_of(variable), tls) for user, variable in accounts))
+
+def mover_login() -> tuple[Location, SetAccounts, Account]:
+    """Return what `mastership_login` does, and the account with which leaders write rows."""
+    place, (administrator, replicator, leader) = _service_logins("tao_admin", "tao_replicator", "tao_leader")
+    return place, SetAccounts(administrator, replicator), leader
 
 
 def schema_place(topology: Location, named: Location | None) -> Location:
@@ -87,13 +91,23 @@ def database_tls() -> DatabaseTls | None:
 
 def administrator_login() -> Account:
     """Return the administrator's account of the databases that the topology names, as `mastership_login` does."""
+    _, (administrator,) = _service_logins("tao_admin")
+    return administrator
+
+
+def _service_logins(*users: str) -> tuple[Location, tuple[Account, ...]]:
+    """Return the place of the topology, and the accounts of these users: those of the development cluster when no file
+    or its file is named, else with passwords from the environment. Raises `OperatorError` when some are not set."""
     file: Location | None = given("file")
-    if _is_development(file):
+    if file is None or _is_development(file):
         from tao.devcluster.certificates import cluster_accounts
 
         folder = state_folder()
-        return cluster_accounts(folder, folder.require()).administrator
-    return Account("tao_admin", password_of("TAO_ADMIN_PASSWORD"), database_tls())
+        known = cluster_accounts(folder, folder.require())
+        accounts = {each.user: each for each in (known.administrator, known.replicator, known.leader)}
+        return folder.place_of_topology(), tuple(accounts[user] for user in users)
+    passwords, tls = passwords_of(*(_PASSWORDS[user] for user in users)), database_tls()
+    return file, tuple(Account(user, password, tls) for user, password in zip(users, passwords, strict=True))
 
 
 def _is_development(file: Location | None) -> bool:
@@ -103,24 +117,15 @@ def _is_development(file: Location | None) -> bool:
     )
 
 
-def leader_login() -> Account:
-    """Return the account with which leaders write rows, from where `mastership_login` has the others."""
-    if _is_development(given("file")):
-        from tao.devcluster.certificates import cluster_accounts
-
-        folder = state_folder()
-        return cluster_accounts(folder, folder.require()).leader
-    return Account("tao_leader", password_of("TAO_LEADER_PASSWORD"), database_tls())
-
-
-def password_of(variable: str) -> str:
-    """Return the password in an environment variable. Raises `OperatorError` when it is not set."""
-    found = os.environ.get(variable, "")
-    if not found:
+def passwords_of(*variables: str) -> tuple[str, ...]:
+    """Return the passwords in environment variables. Raises `OperatorError` that names all that are not set."""
+    found = tuple(os.environ.get(variable, "") for variable in variables)
+    missing = [variable for variable, password in zip(variables, found, strict=True) if not password]
+    if missing:
         known = " (those of a development cluster are known: leave --topology out, or name its --state-dir)"
         raise OperatorError(
-            f"{variable} is not set: this command takes passwords from the environment"
-            + (known if given("state_dir") is not None else "")
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: this command takes passwords from "
+            f"the environment{known if given('state_dir') is not None else ''}"
         )
     return found
 

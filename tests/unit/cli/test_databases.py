@@ -48,10 +48,18 @@ def topology(tmp_path: Path) -> str:
 
 
 def test_passwords_are_taken_from_the_environment(topology: str) -> None:
-    for command in (("accounts",), ("migrate", "--schema", str(example_schema_file()))):
+    schema = str(example_schema_file())
+    for command, said in (
+        (
+            ("accounts",),
+            "TAO_ADMIN_PASSWORD, TAO_LEADER_PASSWORD, TAO_READER_PASSWORD, TAO_REPLICATOR_PASSWORD are not",
+        ),
+        (("replicate",), "TAO_ADMIN_PASSWORD, TAO_REPLICATOR_PASSWORD are not set"),
+        (("migrate", "--schema", schema), "TAO_ADMIN_PASSWORD is not set"),
+    ):
         result = call(*command, "--topology", topology, "--yes")
         assert (result.exit_code, result.stdout) == (2, "")
-        assert "PASSWORD is not set" in result.stderr
+        assert said in result.stderr
 
 
 def test_nothing_is_migrated_at_a_master_that_was_replaced_since_the_question(

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tao.cli.logins import administrator_login, leader_login, mastership_login
+from tao.cli.logins import administrator_login, mastership_login, mover_login, passwords_of
 from tao.devcluster.certificates import OPERATOR, issue_certificates
 from tao.devcluster.layout import Shape, StartOptions
 from tao.devcluster.state_folder import ClusterRecord, StateFolder, new_passwords
@@ -29,7 +29,9 @@ def give() -> Iterator[Give]:
 
 def all_logins() -> list[Account]:
     _, accounts = mastership_login()
-    return [accounts.administrator, accounts.replicator, administrator_login(), leader_login()]
+    _, moving, leader = mover_login()
+    assert moving == accounts
+    return [accounts.administrator, accounts.replicator, administrator_login(), leader]
 
 
 def test_the_environment_encrypts_every_account_of_a_cluster_in_etcd(
@@ -58,3 +60,15 @@ def test_a_missing_password_names_the_way_to_do_without(
     give(file=tmp_path / "topology.json", state_dir=tmp_path / "s")
     with pytest.raises(OperatorError, match=r"TAO_ADMIN_PASSWORD is not set: .*--state-dir"):
         administrator_login()
+
+
+def test_all_missing_passwords_are_named_at_once(give: Give, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ADMIN", "REPLICATOR", "LEADER"):
+        monkeypatch.delenv(f"TAO_{name}_PASSWORD", raising=False)
+    give(file=tmp_path / "topology.json", state_dir=tmp_path / "s")
+    with pytest.raises(OperatorError, match=r"^TAO_ADMIN_PASSWORD, TAO_REPLICATOR_\w+, TAO_LEADER_\w+ are not set"):
+        mover_login()
+    monkeypatch.setenv("TAO_REPLICATOR_PASSWORD", "secret")
+    with pytest.raises(OperatorError, match=r"^TAO_ADMIN_PASSWORD, TAO_LEADER_PASSWORD are not set"):
+        mover_login()
+    assert passwords_of("TAO_REPLICATOR_PASSWORD") == ("secret",)
