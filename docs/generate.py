@@ -292,10 +292,7 @@ def option_row(parameter: click.Parameter, context: click.Context) -> tuple[str,
     record = parameter.get_help_record(context)
     if record is None or not isinstance(parameter, click.Option):
         return None
-    variables = parameter.envvar
-    names = [variables] if isinstance(variables, str) else list(variables or [])
-    suffix = f" Environment: {', '.join(f'`{name}`' for name in names)}." if names else ""
-    return f"`{record[0]}`", f"{record[1]}{suffix}"
+    return f"`{record[0]}`", record[1]
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------

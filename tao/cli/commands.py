@@ -103,19 +103,28 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
     "--ca",
     type=_pem,
     envvar="TAO_CA",
+    show_envvar=True,
     help="Connect with TLS, and trust server certificates that this authority signed (PEM).",
 )
 @click.option(
     "--certificate",
     type=_pem,
     envvar="TAO_CERTIFICATE",
+    show_envvar=True,
     help="The certificate to show to servers that demand one (PEM).",
 )
-@click.option("--private-key", type=_pem, envvar="TAO_PRIVATE_KEY", help="The private key of --certificate (PEM).")
+@click.option(
+    "--private-key",
+    type=_pem,
+    envvar="TAO_PRIVATE_KEY",
+    show_envvar=True,
+    help="The private key of --certificate (PEM).",
+)
 @click.option(
     "--cluster",
     default="",
     envvar="TAO_CLUSTER",
+    show_envvar=True,
     metavar="SPIFFE-ID",
     help="Talk to a server over frames only when its certificate names it as a server of spiffe://DOMAIN/tao/CLUSTER.",
 )

@@ -43,7 +43,7 @@ def shared(*names: str, **attributes: Any) -> Decorator:  # Any: as in click
     """Return the decorator of a shared option."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        option = click.option(*names, callback=_keep, expose_value=False, **attributes)(command)
+        option = click.option(*names, callback=_keep, expose_value=False, show_envvar=True, **attributes)(command)
         added: click.Parameter = option.__click_params__[-1]  # type: ignore[attr-defined]  # click keeps them there
         added.expose_value = added.name in inspect.signature(command).parameters
         return option

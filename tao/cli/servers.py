@@ -87,6 +87,7 @@ def import_roles() -> None:
 @click.option(
     "--admin",
     envvar="TAO_ADMIN",
+    show_envvar=True,
     required=True,
     type=AdminAddress(),
     metavar="HOST:PORT",

@@ -16,16 +16,17 @@ import click
 
 from tao.cli.action_record import note_result
 from tao.cli.frame import CommandGroup, ask, begin, show
-from tao.cli.options import FloatRange, combined, json_option, yes_option
+from tao.cli.options import FloatRange, combined, given, json_option, yes_option
 from tao.model.errors import OperatorError, unwritable
 from tao.runtime.token_file import TokenEntry, TokenRole, change_tokens, entry_for, load_tokens, new_secret
-from tao.terminal import print_records
+from tao.terminal import counted, print_records
 
 _file_options = combined(
     click.option(
         "--file",
         type=click.Path(path_type=Path),
         envvar="TAO_ACCEPTED_TOKENS",
+        show_envvar=True,
         required=True,
         metavar="FILE",
         help="The file of the accepted tokens: accepted_tokens_file in the servers' settings.",
@@ -113,6 +114,8 @@ def _write_secret(path: Path, secret: str) -> None:
 def list_tokens(file: Path) -> None:
     """List the accepted tokens: their ids, callers, roles and ends."""
     rows = [_fields(each) for each in load_tokens(file)]
+    if not given("as_json"):
+        click.echo(f"{file} accepts {counted(len(rows), 'token')}", err=True)
     show({"tokens": rows}, lambda: print_records(rows))
 
 

@@ -41,6 +41,19 @@ def test_a_new_token_is_printed_once_and_kept_as_its_digest() -> None:
     assert "web-2" in call("list").stdout
 
 
+def test_a_list_says_which_file_it_is_of_and_without_one_what_names_it() -> None:
+    call("new", "web")
+    call("revoke", "web-1", "--yes")
+    listed = call("list")
+    assert (listed.stdout, listed.stderr) == ("", "tokens.yaml accepts 0 tokens\n")
+    call("new", "web")
+    assert call("list").stderr == "tokens.yaml accepts 1 token\n"
+    assert call("list", "--json").stderr == ""
+    unnamed = CliRunner().invoke(tao, ["token", "list"], env={"TAO_ACCEPTED_TOKENS": ""})
+    assert unnamed.exit_code == 2
+    assert "'--file' (env var: 'TAO_ACCEPTED_TOKENS')" in unnamed.stderr
+
+
 def test_a_token_is_written_to_a_file_of_one_account_instead() -> None:
     made = call("new", "--role", "leader", "--out", "leader.token")
     assert made.stdout == ""
