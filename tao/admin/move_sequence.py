@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
-from tao.admin.shard_balance import PlannedMove, plan_balance, plan_split
+from tao.admin.shard_balance import MovePlan, PlannedMove, plan_balance, plan_split, why_no_balance, why_no_split
 from tao.admin.shard_contents import ShardContents
 from tao.admin.shard_mover import MoveResult, ShardMover
 from tao.model.errors import RetryableError
@@ -25,21 +25,24 @@ OnFailure = Callable[[RetryableError, float], None]
 """Called with the error of an attempt, and the seconds until the next one."""
 
 
-async def plan_split_of(contents: ShardContents, source: str, target: str) -> list[PlannedMove]:
+async def plan_split_of(contents: ShardContents, source: str, target: str) -> MovePlan:
     """Plan to move half of a database's shards to another one, or what an interrupted run has left of that. Raises as
     `plan_split`."""
     topology = await contents.load_topology()
     sizes = await contents.in_bytes(topology)
     begun, left_behind = await contents.find_begun(topology), await contents.find_left_behind()
-    return plan_split(topology, source, target, sizes.get(source, {}), begun, left_behind)
+    moves = plan_split(topology, source, target, sizes.get(source, {}), begun, left_behind)
+    return MovePlan(moves, "" if moves else why_no_split(topology, source, target, begun, left_behind))
 
 
-async def plan_balance_of(contents: ShardContents, sample_seconds: float = 0.0) -> list[PlannedMove]:
+async def plan_balance_of(contents: ShardContents, sample_seconds: float = 0.0) -> MovePlan:
     """Plan to make all databases equal in bytes, or with ``sample_seconds`` in the row changes that are counted for so
     long."""
     topology = await contents.load_topology()
     loads = await (contents.in_row_changes(topology, sample_seconds) if sample_seconds else contents.in_bytes(topology))
-    return plan_balance(loads, await contents.find_left_behind(), await contents.find_begun(topology))
+    left_behind = await contents.find_left_behind()
+    moves = plan_balance(loads, left_behind, await contents.find_begun(topology))
+    return MovePlan(moves, "" if moves else why_no_balance(loads, left_behind))
 
 
 async def run_moves(

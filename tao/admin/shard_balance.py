@@ -30,6 +30,13 @@ class PlannedMove(NamedTuple):
     load: float = 0.0
 
 
+class MovePlan(NamedTuple):
+    """The moves of a plan, and why there are none: empty when there are some."""
+
+    moves: list[PlannedMove]
+    why_none: str = ""
+
+
 def plan_split(
     topology: Topology,
     source: str,
@@ -59,6 +66,37 @@ def plan_split(
     chosen = sorted(left[(2 * at + 1) * len(left) // (2 * wanted)] for at in range(wanted))
     moves = [*first, *(PlannedMove(shard, source, target) for shard in chosen)]
     return [move._replace(load=loads.get(move.shard, 0.0)) for move in moves][:MAX_MOVES]
+
+
+def why_no_split(
+    topology: Topology,
+    source: str,
+    target: str,
+    begun: Sequence[PlannedMove] = (),
+    left_behind: Collection[tuple[int, str]] = (),
+) -> str:
+    """Return why `plan_split` plans no move with these arguments, and what to do."""
+    present, arrived = shards_of(find_database(topology, source)), shards_of(find_database(topology, target))
+    gone = {shard for shard, database in left_behind if database == source} & arrived
+    had = len(present) + len(gone)
+    if had < 2:
+        return f"{source} has {'one shard' if present else 'no shard'}, of which there is no half"
+    if len(gone) >= had // 2:
+        return (
+            f"{len(gone)} of the {had} shards that {source} had are at {target} already; to split what is left, first "
+            "drop what they have left behind (`tao database drop-moved`)"
+        )
+    on_their_way = present & {move.shard for move in begun}
+    kept = {shard for shard in present - on_their_way if (shard, target) in left_behind}
+    reasons = []
+    if kept:
+        reasons.append(f"{target} keeps former copies of {len(kept)} of them: `tao database drop-moved` drops these")
+    if on_their_way:
+        reasons.append(
+            f"other databases get {len(on_their_way)} of them by moves that were begun: finish these, or undo them "
+            "(`tao database move SHARD --to DATABASE --undo`)"
+        )
+    return f"none of the shards of {source} can move: {'; '.join(reasons)}"
 
 
 def plan_balance(
@@ -105,3 +143,24 @@ def plan_balance(
             break
         take(min(fitting)[1], most, least)
     return moves
+
+
+def why_no_balance(loads: Mapping[str, Mapping[int, float]], left_behind: Collection[tuple[int, str]] = ()) -> str:
+    """Return why `plan_balance` plans no move with these arguments, and what to do."""
+    totals = {name: sum(shards.values()) for name, shards in loads.items()}
+    if len(totals) < 2:
+        return "there is only one database"
+    mean = sum(totals.values()) / len(totals)
+    if not mean:
+        return "the shards have no load that could be made equal; row changes are counted for --sample-seconds"
+    most, least = (choose(sorted(totals), key=totals.__getitem__) for choose in (max, min))
+    gap = totals[most] - totals[least]
+    if gap <= _ENOUGH * mean:
+        return f"the databases are equal to within {gap / mean:.1%} of their mean, and {_ENOUGH:.0%} is enough"
+    fitting = [shard for shard, load in loads[most].items() if 0 < load < gap]
+    if fitting:
+        return (
+            f"{most} has more than {least}, which keeps former copies of the shards that could move there: `tao "
+            "database drop-moved` drops these"
+        )
+    return f"{most} has more than {least}, but no shard so small that the two were closer once it had moved"

@@ -13,7 +13,7 @@ import click
 
 from tao.admin.documents import topology_file, topology_locks
 from tao.admin.move_sequence import move_patiently, plan_balance_of, plan_split_of, run_moves
-from tao.admin.shard_balance import PlannedMove
+from tao.admin.shard_balance import MovePlan, PlannedMove
 from tao.admin.shard_contents import ShardContents
 from tao.admin.shard_mover import MoverAccounts, MoveResult, ShardMover
 from tao.cli.frame import CommandGroup, ask, run, show
@@ -126,8 +126,8 @@ def balance(by: str, sample_seconds: float, megabytes_per_second: float, steady_
     The moves are shown first. A shard does not move back to a database where its former copy still stands (`tao
     database drop-moved`). After an interruption, run it again: it finishes what was begun."""
     _, mover, contents = _tools(megabytes_per_second, steady_seconds)
-    planned = run(plan_balance_of(contents, 0.0 if by == "bytes" else sample_seconds))
-    _do_all(mover, planned, "bytes" if by == "bytes" else "row changes a second")
+    plan = run(plan_balance_of(contents, 0.0 if by == "bytes" else sample_seconds))
+    _do_all(mover, plan, "bytes" if by == "bytes" else "row changes a second")
 
 
 @database.command("drop-moved")
@@ -171,8 +171,9 @@ def _tools(
     return moves, mover, ShardContents(moves, settings, accounts.replicator, log)
 
 
-def _do_all(mover: ShardMover, planned: list[PlannedMove], unit: str) -> None:
-    """Show a sequence of moves, ask, and do them."""
+def _do_all(mover: ShardMover, plan: MovePlan, unit: str) -> None:
+    """Show a sequence of moves, ask, and do them; or say why there is none."""
+    planned = plan.moves
     if not given("as_json"):
         print_records({**move._asdict(), "load": f"{move.load:,.0f} {unit}"} for move in planned)
     if planned:
@@ -189,6 +190,7 @@ def _do_all(mover: ShardMover, planned: list[PlannedMove], unit: str) -> None:
     moved = {result.shard for result in results}
     others = ", ".join(str(move.shard) for move in planned if move.shard not in moved)
     more = f"; left out, because another process has moved them: shards {others}" if others else ""
+    more = more or (f": {plan.why_none}" if plan.why_none else "")
     show({"moves": results}, lambda: click.echo(f"{counted(len(results), 'shard')} moved{more}"))
 
 

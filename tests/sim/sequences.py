@@ -18,7 +18,7 @@ from itertools import count
 from typing import Final, cast
 
 from tao.admin.move_sequence import plan_balance_of, plan_split_of, run_moves
-from tao.admin.shard_balance import PlannedMove
+from tao.admin.shard_balance import MovePlan, PlannedMove
 from tao.admin.shard_contents import ShardContents
 from tao.admin.shard_mover import MoverAccounts, ShardMover
 from tao.model.errors import RetryableError
@@ -43,7 +43,7 @@ _MOST_SECONDS: Final = 60.0
 _AGAIN_SECONDS: Final = 2.0
 _MOST_RUNS: Final = 6
 
-Planner = Callable[[ShardContents], Awaitable[list[PlannedMove]]]
+Planner = Callable[[ShardContents], Awaitable[MovePlan]]
 """Plans the moves of a sequence."""
 
 
@@ -112,7 +112,7 @@ class Sequences:
 
         async def work(moves: ShardMoves) -> str:
             log = cast(Logger, ProcessLog("mover", world.trace.note, lambda _: None))
-            planned = await planner(ShardContents(moves, SETTINGS, ACCOUNT, log))
+            planned = (await planner(ShardContents(moves, SETTINGS, ACCOUNT, log))).moves
             world.trace.note("planned", process.name, str([(move.shard, move.target) for move in planned]))
             if progress.source and not progress.source_shards:
                 progress.planned = planned

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tao.admin.shard_balance import PlannedMove, plan_balance, plan_split
+from tao.admin.shard_balance import PlannedMove, plan_balance, plan_split, why_no_balance, why_no_split
 from tao.model.errors import TopologyError
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.topology import edits
@@ -107,6 +107,43 @@ def test_a_shard_with_two_moves_begun_is_planned_once_and_the_one_that_was_switc
     moves = plan_balance(loads, (), begun)
     assert moves[0] == PlannedMove(2, "one", "three", 0.0)
     assert [move.shard for move in moves].count(2) == 1
+
+
+def test_a_split_without_moves_says_why() -> None:
+    one_shard = topology(one=(0, 0), two=(1, 4))
+    assert why_no_split(one_shard, "one", "two") == "one has one shard, of which there is no half"
+    done = edits.move_to_database(edits.move_to_database(topology(one=(0, 3), two=(4, 7)), 1, "two"), 3, "two")
+    gone = {(1, "one"), (3, "one")}
+    assert plan_split(done, "one", "two", {}, (), gone) == []
+    assert why_no_split(done, "one", "two", (), gone) == (
+        "2 of the 4 shards that one had are at two already; to split what is left, first drop what they have left "
+        "behind (`tao database drop-moved`)"
+    )
+    before, begun = topology(one=(0, 3), two=(4, 7), three=(8, 9)), [PlannedMove(0, "one", "three")]
+    kept = {(shard, "two") for shard in range(1, 4)}
+    assert plan_split(before, "one", "two", {}, begun, kept) == []
+    assert why_no_split(before, "one", "two", begun, kept) == (
+        "none of the shards of one can move: two keeps former copies of 3 of them: `tao database drop-moved` drops "
+        "these; other databases get 1 of them by moves that were begun: finish these, or undo them (`tao database move "
+        "SHARD --to DATABASE --undo`)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("loads", "left_behind", "why"),
+    [
+        ({"one": {0: 1.0}}, (), "only one database"),
+        ({"one": {0: 0.0}, "two": {}}, (), "no load"),
+        ({"one": {0: 5.0, 1: 5.0}, "two": {2: 10.1}}, (), "equal to within 1.0% of their mean, and 5% is enough"),
+        ({"one": {0: 100.0}, "two": {}}, (), "one has more than two, but no shard so small"),
+        ({"one": {0: 9.0, 1: 9.0}, "two": {}}, {(0, "two"), (1, "two")}, "two, which keeps former copies"),
+    ],
+)
+def test_a_balance_without_moves_says_why(
+    loads: dict[str, dict[int, float]], left_behind: set[tuple[int, str]], why: str
+) -> None:
+    assert plan_balance(loads, left_behind) == []
+    assert why in why_no_balance(loads, left_behind)
 
 
 def test_equal_databases_and_single_shards_stay_where_they_are() -> None:
