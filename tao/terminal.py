@@ -131,7 +131,8 @@ def _plain(value: object) -> object:
 
 
 LINE_SECONDS: Final = 5.0
-"""The time between two lines of progress in a log file."""
+"""The time until the first line of progress in a log file."""
+_MOST_LINE_SECONDS: Final = 60.0
 
 
 class WaitDisplay:
@@ -163,13 +164,31 @@ class WaitDisplay:
             sys.stderr.flush()
 
 
+class LinePace:
+    """Says when progress is due for another line of a log: after some seconds, and then ever less often, so that a pass
+    of minutes has a few lines, and one of hours a line a minute."""
+
+    def __init__(self) -> None:
+        self._pause_seconds = LINE_SECONDS
+        self._due_at = time.monotonic() + LINE_SECONDS
+
+    def is_due(self) -> bool:
+        """Return whether a line is due now; the next one is due after twice the time."""
+        now = time.monotonic()
+        if now < self._due_at:
+            return False
+        self._pause_seconds = min(2 * self._pause_seconds, _MOST_LINE_SECONDS)
+        self._due_at = now + self._pause_seconds
+        return True
+
+
 class Counting:
-    """Shows the progress of a long pass; outside a terminal a line every few seconds. A context manager."""
+    """Shows the progress of a long pass; outside a terminal a line now and then. A context manager."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._display = WaitDisplay()
-        self._next_line_at = time.monotonic() + LINE_SECONDS
+        self._pace = LinePace()
 
     def __enter__(self) -> Self:
         self._display.__enter__()
@@ -180,13 +199,12 @@ class Counting:
 
     def show(self, where: str, count: int) -> None:
         """Show that ``count`` items have been handled so far, and where the pass is now."""
-        if sys.stderr.isatty() or time.monotonic() >= self._next_line_at:
-            self._next_line_at = time.monotonic() + LINE_SECONDS
+        if sys.stderr.isatty() or self._pace.is_due():
             self._display.show(f"{count:,} {self._what} ({where})")
 
 
 class LoadDisplay:
-    """Shows the progress of a load: a bar on a terminal, else a line every few seconds. A context manager.
+    """Shows the progress of a load: a bar on a terminal, else a line now and then. A context manager.
 
     ``progress``: what was shown or would have been shown last; None before the first."""
 
@@ -195,7 +213,8 @@ class LoadDisplay:
         self._bars: Bars | None = None
         self._task: TaskID | None = None
         self._first_lines = 0
-        self._began = self._next_line_at = 0.0
+        self._began = 0.0
+        self._pace = LinePace()
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
@@ -223,7 +242,7 @@ class LoadDisplay:
         now = time.monotonic()
         if self.progress is None:
             self._began, self._first_lines = now, progress.lines
-            self._next_line_at = now + LINE_SECONDS
+            self._pace = LinePace()
         self.progress = progress
         rate = (progress.lines - self._first_lines) / max(now - self._began, 1e-3)
         lines = counted(progress.lines, "line") + (f", {progress.rejected:,} rejected" if progress.rejected else "")
@@ -232,8 +251,7 @@ class LoadDisplay:
             if self._task is None:
                 self._task = self._bars.add_task("load", total=size or None, lines="", rate="")
             self._bars.update(self._task, completed=progress.offset, lines=lines, rate=per_second)
-        elif now >= self._next_line_at:
-            self._next_line_at = now + LINE_SECONDS
+        elif self._pace.is_due():
             share = f"{100 * progress.offset // size} %" if size else ""
             text = ", ".join(part for part in (lines, share, per_second) if part)
             sys.stderr.write(f"[{now - self._began:5.1f} s] {text}\n")

@@ -39,7 +39,7 @@ def load() -> None:
 
     The first line names the columns; a column with the name of a field of the type is loaded into it. A column that is
     no field, and that no option names, is an error before anything is written, unless --skip-columns is given. Progress
-    goes to standard error: a bar on a terminal, without one a line every five seconds.
+    goes to standard error: a bar on a terminal, without one a line now and then.
 
     Ctrl-C and SIGTERM end a load after the batches that it has begun, and say where; the exit status is 130. The same
     command continues from there; repeated, it changes nothing. Rejected lines go to FILE.rejected.csv, with reasons;

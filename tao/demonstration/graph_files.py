@@ -158,7 +158,7 @@ def _linked(file: Path, folder: Path) -> Path:
 
 
 def _shown_by(counting: Counting) -> OnProgress:
-    def show(progress: LoadProgress, _size: int) -> None:
-        counting.show(f"line {progress.lines:,}", progress.loaded)
+    def show(progress: LoadProgress, size: int) -> None:
+        counting.show(f"{100 * progress.offset // max(size, 1)} % of the file", progress.loaded)
 
     return show

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from tao.cli.frame import TaoGroup, ask, run
 from tao.cli.options import yes_option
 from tao.model.errors import error_from_reason
+from tao.terminal import Counting
 
 
 @click.group(cls=TaoGroup)
@@ -110,3 +111,17 @@ def test_a_folder_that_is_gone_is_a_callers_mistake(tmp_path: Path, monkeypatch:
     result = CliRunner().invoke(program, ["change", "--yes"], catch_exceptions=False)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert "the current folder does not exist any more" in result.stderr
+
+
+def test_a_long_pass_writes_ever_fewer_lines_to_a_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("tao.terminal.time.monotonic", lambda: now)
+    with Counting("edges loaded") as counting:
+        for second in range(300):
+            now = float(second)
+            counting.show(f"{second // 3} % of the file", 1_000 * second)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[1:].split()[0] for line in lines] == ["5.0", "15.0", "35.0", "75.0", "135.0", "195.0", "255.0"]
+    assert lines[0] == "[  5.0 s] 5,000 edges loaded (1 % of the file)"

@@ -93,7 +93,7 @@ def test_a_load_that_fails_says_the_same(monkeypatch: pytest.MonkeyPatch, tmp_pa
     )
 
 
-def test_without_a_terminal_a_line_every_few_seconds_shows_the_progress(
+def test_without_a_terminal_a_line_now_and_then_shows_the_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 100.0
@@ -103,13 +103,13 @@ def test_without_a_terminal_a_line_every_few_seconds_shows_the_progress(
             (0.0, 0, 0),
             (2.0, 400, 0),
             (5.0, 1_001, 0),
-            (9.9, 1_990, 1),
-            (10.0, 2_001, 1),
+            (14.9, 2_990, 1),
+            (15.0, 3_001, 1),
         ):
             now = 100.0 + seconds
             display.show(progress(lines, rejected=rejected), 40_000)
         display.show(progress(4_000), 0)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "[  5.0 s] 1,001 lines, 25 %, 200/s\n[ 10.0 s] 2,001 lines, 1 rejected, 50 %, 200/s\n"
+    assert captured.err == "[  5.0 s] 1,001 lines, 25 %, 200/s\n[ 15.0 s] 3,001 lines, 1 rejected, 75 %, 200/s\n"
     assert display.progress == progress(4_000)
