@@ -76,7 +76,7 @@ def schema_place(topology: Location, named: Location | None) -> Location:
         return named
     if isinstance(topology, EtcdLocation):
         return topology
-    if not _is_development(topology):
+    if not is_development(topology):
         raise OperatorError("name the schema with --schema: no schema lies beside a topology file")
     return state_folder().schema
 
@@ -99,7 +99,7 @@ def _service_logins(*users: str) -> tuple[Location, tuple[Account, ...]]:
     """Return the place of the topology, and the accounts of these users: those of the development cluster when no file
     or its file is named, else with passwords from the environment. Raises `OperatorError` when some are not set."""
     file: Location | None = given("file")
-    if file is None or _is_development(file):
+    if file is None or is_development(file):
         from tao.devcluster.certificates import cluster_accounts
 
         folder = state_folder()
@@ -110,7 +110,7 @@ def _service_logins(*users: str) -> tuple[Location, tuple[Account, ...]]:
     return file, tuple(Account(user, password, tls) for user, password in zip(users, passwords, strict=True))
 
 
-def _is_development(file: Location | None) -> bool:
+def is_development(file: Location | None) -> bool:
     """Return whether the topology is that of the development cluster, whose passwords are known."""
     return file is None or (
         isinstance(file, Path) and file.absolute() == (given("state_dir") / "topology.json").absolute()

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import click
 
 from tao.admin.documents import database_of_server, load_topology, topology_file, topology_locks
+from tao.cli.connection import state_folder
 from tao.cli.frame import INCOMPLETE_STATUS, ask, run, show
-from tao.cli.logins import mastership_login
+from tao.cli.logins import is_development, mastership_login
 from tao.cli.options import changing_options, given
 from tao.etcd.location import Location
+from tao.model.errors import OperatorError
 from tao.replication.database_copy import CopyProgress
 from tao.replication.promotion import Promoter, PromotionSettings, PromotionStep
 from tao.replication.promotion_plan import PromotionRequest, SetMember, check_before
@@ -89,15 +92,14 @@ def promote(database: str, region: str | None, master_lost: bool, without: tuple
 def rejoin(server: str) -> None:
     """Have SERVER, a former master that is back, follow the master of its database.
 
-    It is compared with the master first. A server with transactions that the master never had is refused: `tao reseed`
-    rebuilds it.
+    Both have to run. The server is compared with the master first. One with transactions that the master never had is
+    refused: `tao reseed` rebuilds it.
     """
     path, accounts = mastership_login()
     database = database_of_server(load_topology(path), server)
     master = database.servers[database.master_region].name
     promoter = shown_promoter(path, accounts)
-    if not given("as_json"):
-        _observe(promoter, database.name)
+    check_answers(_observe(promoter, database.name), server, database.name)
     ask(f"Close {server} to writes and have it follow {master}?")
     run(promoter.rejoin(database.name, server))
     show({"server": server, "follows": master}, lambda: click.echo(f"{server} follows, and has caught up"))
@@ -131,6 +133,24 @@ def reseed(server: str, dry_run: bool) -> None:
     done = run(reseeder.seed(server))
     seeded = f"{server} has {counted(done.shards, 'shard')}, follows {done.follows}, and has caught up"
     show(done, lambda: click.echo(seeded))
+
+
+def check_answers(members: Sequence[SetMember], server: str, database: str) -> None:
+    """Raise `OperatorError` with what to start when the server that is to follow does not answer, or its master. One
+    that answers and refuses the login says itself what is wrong."""
+    silent = [each for each in members if each.state is None and not each.refuses]
+    for each in silent:
+        if each.name == server:
+            state = "does not run: nothing listens at its address" if each.is_refused else "does not answer"
+            how = "closed to writes"
+            if is_development(given("file")):
+                how = f"with {state_folder().command(f'restart {server}')}"
+            raise OperatorError(f"{server} {state}. Start it first, {how}, and repeat this. ({each.error})")
+        if each.is_master:
+            raise OperatorError(
+                f"{each.name}, the master of {database}, does not answer, so nothing can follow it. Start it, or "
+                f"replace it with `tao promote {database} --master-lost`. ({each.error})"
+            )
 
 
 def shown_promoter(path: Location, accounts: SetAccounts, settings: PromotionSettings | None = None) -> Promoter:
