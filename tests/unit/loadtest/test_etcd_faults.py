@@ -34,6 +34,13 @@ def failed_read(demand: str) -> FailedRead:
     )
 
 
+def after(kind: str) -> Outcome:
+    """Return the outcome of a run with one fault."""
+    outcome = Outcome()
+    outcome.record.strike(kind, "victim", "db-1")
+    return outcome
+
+
 def planned(wanted: EtcdFaultsOptions, away_seconds: float = 12.0) -> dict[str, float]:
     """Return the seconds of each kind of a plan whose time is over when it begins."""
     injector = Injector(cast("RegionCluster", None), Random(1))
@@ -64,7 +71,7 @@ def test_reads_that_fail_count_in_full_until_something_else_than_etcd_fails() ->
         record.reads += 7
         record.healed(record.active[0])
     assert (alone.reads, alone.failed, alone.failed_plain) == (7, 2, 1)
-    missed = [aim.aim for aim in _aims(Outcome(), Watch(looks=7), alone) if not aim.met]
+    missed = [aim.aim for aim in _aims(after("etcd_kill"), Watch(looks=7, looks_without_etcd=3), alone) if not aim.met]
     assert missed == [
         "no plain read fails while nothing but etcd fails",
         "no read fails while nothing but etcd fails",
@@ -72,18 +79,32 @@ def test_reads_that_fail_count_in_full_until_something_else_than_etcd_fails() ->
 
 
 def test_two_masters_none_and_a_step_back_are_what_is_not_allowed() -> None:
-    watch, outcome = Watch(looks=7), Outcome()
-    assert all(aim.met for aim in _aims(outcome, watch, EtcdAlone()))
+    watch, outcome, alone = Watch(looks=7, looks_without_etcd=3), after("etcd_kill"), EtcdAlone(reads=1)
+    assert all(aim.met for aim in _aims(outcome, watch, alone))
     watch.open_at_once["db-1"] += 1
     watch.closed["db-2"] += 2
     watch.steps_back["east-leader-1"] += 1
     outcome.record.unexplained["etcd_kill"] += 1
-    assert {aim.aim: aim.value for aim in _aims(outcome, watch, EtcdAlone()) if not aim.met} == {
+    assert {aim.aim: aim.value for aim in _aims(outcome, watch, alone) if not aim.met} == {
         "no read fails that another server could have answered": 1,
         "no database has two masters": 1,
         "masters stay open while etcd does not answer all": 2,
         "no server goes back to an older document": 1,
     }
+
+
+def test_a_run_with_other_faults_alone_is_not_judged_by_what_happens_to_etcd() -> None:
+    aims = [aim.aim for aim in _aims(after("master_kill"), Watch(looks=7), EtcdAlone())]
+    assert "no database has two masters" in aims
+    assert [aim for aim in aims if "etcd" in aim] == []
+
+
+def test_faults_of_etcd_during_which_nothing_was_read_or_looked_at_show_nothing() -> None:
+    missed = [aim.aim for aim in _aims(after("etcd_stop"), Watch(looks=7), EtcdAlone()) if not aim.met]
+    assert missed == [
+        "reads are judged while nothing but etcd fails",
+        "databases are looked at while etcd does not answer all",
+    ]
 
 
 def test_a_cut_from_etcd_alone_that_no_open_master_has_seen_shows_nothing() -> None:
