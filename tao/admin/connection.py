@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tao.client import ClientSettings, Credentials, Graph, connect
 from tao.client.configuration import read_target
-from tao.model.errors import RetryableError, TaoError
+from tao.model.errors import RetryableError, TaoError, TlsMismatch
 from tao.model.topology import Topology
 from tao.schema.registry import Schema
 from tao.wire.links import Links, LinkSettings
@@ -48,7 +48,7 @@ async def open_graph(target: ClusterTarget, settings: ClientSettings | None = No
             is_open = True
             yield graph
     except RetryableError as error:
-        if not is_open:
+        if not is_open and not isinstance(error, TlsMismatch):  # that one says itself what to do
             error.add_note("start the cluster, or name another follower with --connect or TAO_CONNECT")
         raise
 

@@ -140,6 +140,7 @@ def connect(
     follower in the topology. ``tier`` is the follower tier to prefer, by default the region's first.
 
     Raises `InvalidArgument` for a target that cannot be read, `Unavailable` or `DeadlineExceeded` when no follower
-    answers, `Unauthorized` for wrong credentials, `TopologyError` when there is no such region or tier.
+    answers, `TlsMismatch` when only one side uses TLS (``settings.tls``), `Unauthorized` for wrong credentials,
+    `TopologyError` when there is no such region or tier.
     """
     return PendingGraph(target, region, tier, settings or ClientSettings(), credentials or _ANONYMOUS)

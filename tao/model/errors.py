@@ -27,6 +27,7 @@ TaoError
  │   │   ├─ DatabaseFull      the disk of the database server is full; its writes fail until room is made there
  │   │   ├─ MasterReadOnly    the database server takes no writes or critical reads: a promotion is under way, or its
  │   │   │                      lease has run out
+ │   │   ├─ TlsMismatch       of two processes one speaks TLS, and the other does not
  │   │   └─ NoCopy            a write is to be accepted on two disks, and no other follower keeps the copy; or a
  │   │                          follower that is asked for a copy has none
  │   ├─ DeadlineExceeded      the time allowed has passed before anything was written
@@ -267,6 +268,15 @@ class DatabaseFull(Unavailable):
     somebody makes room there. Reads go on."""
 
     reason = "DATABASE_FULL"
+
+
+class TlsMismatch(Unavailable):
+    """The server speaks TLS and this process connects without it, or the other way round. The message says which, and
+    what to set. Another server may be reached, so requests are tried there as after `Unavailable`."""
+
+    reason = "TLS_MISMATCH"
+
+    is_refusal = True
 
 
 class NoCopy(Unavailable):

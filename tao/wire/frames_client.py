@@ -24,6 +24,7 @@ from tao.wire.identity import Credentials
 from tao.wire.session import Session
 from tao.wire.settings import SessionSettings
 from tao.wire.tls import ServerCheck
+from tao.wire.tls_mismatch import explained, is_broken_handshake
 from tao.wire.v1 import frames_pb2, session_pb2
 
 _GATHERED_BYTES: Final = 4096
@@ -36,9 +37,10 @@ async def connect_frames(
 ) -> Session:
     """Connect, check whose certificate the server shows, and exchange greetings.
 
-    Raises `Unavailable` when no server can be reached in time, `Unauthorized` when another one is at the address, and
-    the server's answer to the greeting: `Unauthorized`, `Overloaded` or `ProtocolError`. Raises `SettingsError` when
-    the file of the token cannot be read.
+    Raises `Unavailable` when no server can be reached in time, `TlsMismatch` when it speaks TLS and this process does
+    not, or the other way round, `Unauthorized` when another one is at the address, and the server's answer to the
+    greeting: `Unauthorized`, `Overloaded` or `ProtocolError`. Raises `SettingsError` when the file of the token cannot
+    be read.
     """
     loop = asyncio.get_running_loop()
     where = parse_address(address)
@@ -57,9 +59,17 @@ async def connect_frames(
         session.abort()
         raise Unavailable(f"{address} did not answer within {settings.connect_timeout_seconds} s") from None
     except OSError as error:
-        failure = Unavailable(f"cannot connect to {address}: {error}")
+        failure: TaoError = Unavailable(f"cannot connect to {address}: {error}")
         failure.is_refusal = is_tls_refusal(error)
+        if tls is not None and is_broken_handshake(error):
+            failure = await explained(failure, address, with_tls=True, within_seconds=settings.connect_timeout_seconds)
         raise failure from error
+    except (Unavailable, ProtocolError) as ended:
+        session.abort()
+        if tls is None and not ended.is_refusal:  # no server has said it in a frame
+            seconds = settings.connect_timeout_seconds
+            raise await explained(ended, address, with_tls=False, within_seconds=seconds) from None
+        raise
     except BaseException:  # cancelled, or rejected by the server
         session.abort()
         raise

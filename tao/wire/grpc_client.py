@@ -18,6 +18,7 @@ from tao.wire.identity import Credentials
 from tao.wire.session import Session
 from tao.wire.settings import SessionSettings
 from tao.wire.status import Trailers, error_of, has_reason
+from tao.wire.tls_mismatch import explained
 from tao.wire.v1 import session_pb2 as pb
 
 SESSION_METHOD = "/tao.v1.Graph/Session"
@@ -67,22 +68,34 @@ async def connect_grpc(
         channel = grpc.aio.secure_channel(target, channel_credentials, options)
     try:
         async with asyncio.timeout(settings.connect_timeout_seconds):
-            method: _Method = channel.stream_stream(SESSION_METHOD, response_deserializer=pb.Answer.FromString)
-            call: _Call = method(metadata=metadata)
-            greeting = await call.initial_metadata()
-            names = [value for key, value in greeting or () if key == SERVER_NAME_KEY]
-            if not names or call.done():  # A server that accepts sends its name first; a rejection may lag behind.
-                raise _refusal(await call.code(), await call.details(), await call.trailing_metadata() or ())
+            call, server_name = await _greeted(channel, metadata)
     except TimeoutError:
         await channel.close()
         raise Unavailable(f"{address} did not answer within {settings.connect_timeout_seconds} s") from None
-    except grpc.aio.AioRpcError as error:
+    except Unavailable as failure:
         await channel.close()
-        raise _refusal(error.code(), error.details(), error.trailing_metadata() or ()) from error
+        if failure.is_refusal:  # a server has said it
+            raise
+        with_tls, seconds = channel_credentials is not None, settings.connect_timeout_seconds
+        raise await explained(failure, address, with_tls=with_tls, within_seconds=seconds) from None
     except BaseException:
         await channel.close()
         raise
-    return GrpcSession(asyncio.get_running_loop(), address, settings, channel, call, str(names[0]))
+    return GrpcSession(asyncio.get_running_loop(), address, settings, channel, call, server_name)
+
+
+async def _greeted(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> tuple[_Call, str]:
+    """Begin a session, and return it with the name of the server. Raises what the server or gRPC ends the call with."""
+    method: _Method = channel.stream_stream(SESSION_METHOD, response_deserializer=pb.Answer.FromString)
+    try:
+        call: _Call = method(metadata=metadata)
+        greeting = await call.initial_metadata()
+        names = [value for key, value in greeting or () if key == SERVER_NAME_KEY]
+        if not names or call.done():  # A server that accepts sends its name first; a rejection may lag behind.
+            raise _refusal(await call.code(), await call.details(), await call.trailing_metadata() or ())
+    except grpc.aio.AioRpcError as error:
+        raise _refusal(error.code(), error.details(), error.trailing_metadata() or ()) from error
+    return call, str(names[0])
 
 
 def _refusal(code: grpc.StatusCode, details: str | None, trailers: Trailers) -> TaoError:

@@ -23,6 +23,7 @@ from tao.model.errors import (
     OperatorError,
     Overloaded,
     TaoError,
+    TlsMismatch,
     Unavailable,
     is_tls_refusal,
 )
@@ -36,6 +37,7 @@ from tao.wire.identity import Credentials, ExpectedServer
 from tao.wire.session import UNANSWERED_KINDS, AnswerHandler, Session, failure
 from tao.wire.settings import SessionSettings
 from tao.wire.tls import ClientTls, ServerCheck, TlsFiles
+from tao.wire.tls_mismatch import explained, is_broken_handshake
 from tao.wire.v1 import session_pb2 as pb
 
 _logger = logging.getLogger(__name__)
@@ -353,7 +355,8 @@ class Link:
         self._connecting = None
         self._note_refusal(error)
         # A rejected greeting is for the operator to fix and keeps its error; anything else means an unavailable server.
-        refused = Unavailable(f"{self.server.name}: {error.message}")
+        kind = TlsMismatch if isinstance(error, TlsMismatch) else Unavailable
+        refused = kind(f"{self.server.name}: {error.message}")
         self._fail_waiting(error if not error.retryable else refused)
         self._follow_detector()
 
@@ -488,8 +491,11 @@ class _Connector:
             async with asyncio.timeout(self._settings.session.connect_timeout_seconds):
                 return await tls.look(server.grpc, expected)
         except OSError as error:  # among them TimeoutError
-            failure = Unavailable(f"the certificate at {server.grpc} cannot be looked at: {error!r}")
+            failure: TaoError = Unavailable(f"the certificate at {server.grpc} cannot be looked at: {error!r}")
             failure.is_refusal = is_tls_refusal(error)
+            if is_broken_handshake(error):
+                seconds = self._settings.session.connect_timeout_seconds
+                failure = await explained(failure, server.grpc, with_tls=True, within_seconds=seconds)
             raise failure from error
 
     def _expected(self, server: CacheServer) -> ExpectedServer:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tao.model.errors import SettingsError, Unauthorized, Unavailable
+from tao.model.errors import SettingsError, TlsMismatch, Unauthorized, Unavailable
 from tao.model.topology import CacheServer, ServerPlace
 from tao.serving.requests import Listeners
 from tao.storage.tls import DatabaseTlsFiles
@@ -49,7 +49,7 @@ def patient(transport: str) -> LinkSettings:
 class Served:
     """Listeners on loopback, and links to them by either transport."""
 
-    def __init__(self, tls: TlsFiles, accepted: AcceptedCredentials | None = None) -> None:
+    def __init__(self, tls: TlsFiles | None, accepted: AcceptedCredentials | None = None) -> None:
         grpc, frames = (f"127.0.0.1:{port}" for port in free_ports(2))
         self.server = CacheServer(name="follower-1", grpc=grpc, frames=frames)
         accepted = accepted or AcceptedCredentials(
@@ -128,6 +128,31 @@ async def test_clients_need_no_certificate_where_none_is_demanded(
         await open_to_clients.ask(transport, None)
     with pytest.raises(Unavailable):  # the system's authorities have not signed it
         await open_to_clients.ask(transport, TlsFiles())
+
+
+@pytest.fixture
+async def without_tls() -> AsyncIterator[Served]:
+    served = Served(None)
+    await served.listeners.start()
+    yield served
+    await served.listeners.close()
+
+
+@pytest.mark.parametrize("transport", ["frames", "grpc"])
+async def test_a_peer_without_tls_at_a_server_with_it_and_the_other_way_round_hear_what_to_do(
+    transport: str, demanding: Served, without_tls: Served, authority: TestAuthority
+) -> None:
+    port = demanding.server.frames if transport == "frames" else demanding.server.grpc
+    with pytest.raises(
+        TlsMismatch, match=f"^follower-1: {port} speaks TLS, and this process connects without it: .*--ca"
+    ):
+        await demanding.ask(transport, None)
+    port = without_tls.server.frames if transport == "frames" else without_tls.server.grpc
+    said = f"^follower-1: {port} answers without TLS, and this process connects with it: "
+    for tls in (authority.issue("leader-1"), authority.issue("leader-1", uri_of("leader", "leader-1"), CLUSTER)):
+        with pytest.raises(TlsMismatch, match=said):
+            await without_tls.ask(transport, tls)
+    assert await without_tls.ask(transport, None) == [b"v1"]
 
 
 def uri_of(role: str, name: str) -> str:

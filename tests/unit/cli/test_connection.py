@@ -11,10 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tao.admin.connection import ClusterTarget, region_of
+from tao.admin.connection import ClusterTarget, open_graph, region_of
 from tao.cli.connection import on_graph, target_of
 from tao.cli.options import region_options
-from tao.model.errors import TopologyError, Unavailable
+from tao.model.errors import TaoError, TlsMismatch, TopologyError, Unavailable
 from tao.topology.document import dump_topology
 from tests.unit.leader.test_forwarded_writes import topology
 
@@ -80,3 +80,17 @@ async def test_outside_of_a_command_it_is_the_first_region(document: str) -> Non
 async def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match="cannot be read"):
         await region_of(ClusterTarget(str(tmp_path / "none.json")))
+
+
+@pytest.mark.parametrize(("failure", "notes"), [(Unavailable("gone"), 1), (TlsMismatch("it speaks TLS"), 0)])
+async def test_where_to_connect_is_said_unless_the_error_says_what_to_do(
+    failure: TaoError, notes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr("tao.admin.connection.connect", refused)
+    with pytest.raises(TaoError) as failed:
+        async with open_graph(ClusterTarget("127.0.0.1:1")):
+            pass
+    assert len(getattr(failed.value, "__notes__", ())) == notes
