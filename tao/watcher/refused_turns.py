@@ -22,6 +22,9 @@ class RefusedTurns:
     regions refuse each other, neither knows which is at fault, and somebody has to act: so a refused watcher takes the
     lock when it is still free after the turn of the others, and leaves it to them again from time to time.
 
+    A refusal that is over for a moment, as when one peer restarts, changes nothing of that: else the work would be left
+    to others in every slot. Only after a while without one the turns begin anew.
+
     Somebody also has to act at any time: the masters of a third region may have no other watcher that renews their
     leases. So each region leaves the work in slots of its own, by the clock on the wall.
     """
@@ -31,13 +34,17 @@ class RefusedTurns:
         self._region: Final = region
         self._first: int | None = None
         """The number of the first slot in which the others had their turn."""
+        self._refused_at = -math.inf
+        """When this watcher was refused last, in seconds of Unix time."""
 
     def is_of_others(self, is_refused: bool, regions: Iterable[str], unix_seconds: float) -> bool:
         """Return whether the others have their turn now. ``is_refused``: all other regions refuse this watcher;
         ``regions``: those that have watchers."""
         if not is_refused:
-            self._first = None
             return False
+        if unix_seconds - self._refused_at >= OWN_SECONDS:
+            self._first = None
+        self._refused_at = unix_seconds
         places = sorted({self._region, *regions})
         period = SLOT_SECONDS * len(places)
         number, since = divmod(unix_seconds - SLOT_SECONDS * places.index(self._region), period)

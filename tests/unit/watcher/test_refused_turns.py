@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -42,10 +43,21 @@ def test_a_refused_watcher_leaves_the_work_to_others_soon_and_then_from_time_to_
 
 def test_a_watcher_that_is_not_refused_any_more_leaves_nothing_and_begins_anew() -> None:
     turns, in_turn = RefusedTurns("east"), 4 * SLOT_SECONDS
+    period = 2 * SLOT_SECONDS
+    later = in_turn + period * math.ceil(OWN_SECONDS / period)
     assert turns.is_of_others(True, ["west"], in_turn)
     assert not turns.is_of_others(False, ["west"], in_turn + 1.0)
-    assert turns.is_of_others(True, ["west"], in_turn + 2 * SLOT_SECONDS)
-    assert not turns.is_of_others(True, ["west"], in_turn + 4 * SLOT_SECONDS)
+    assert turns.is_of_others(True, ["west"], later)
+    assert not turns.is_of_others(True, ["west"], later + period)
+
+
+@pytest.mark.parametrize("region", ["east", "west"])
+def test_a_refusal_that_flickers_leaves_the_work_no_oftener_to_others(region: str) -> None:
+    regions, tenths = ["east", "west"], [each / 10 for each in range(10 * 300)]
+    turns, steady = RefusedTurns(region), _turns_of(region, regions, tenths)
+    flickering = [each for each in tenths if turns.is_of_others(int(10 * each) % 40 != 0, regions, each)]
+    assert set(flickering) <= set(steady)
+    assert len(flickering) > 0.9 * len(steady)
 
 
 @pytest.mark.parametrize("regions", [["east", "west"], ["east", "middle", "west"]])
