@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
@@ -10,6 +11,8 @@ from typing import Any, Final
 from tao.replication.locks import LockLost
 from tao.replication.promotion_plan import SetMember
 from tao.replication.replication_set import ReplicationSet
+
+_logger: Final = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = 0.05
 _ANSWER_SECONDS: Final = 10.0
@@ -51,6 +54,16 @@ class Questions:
 
     def _forget(self, task: asyncio.Task[SetMember]) -> None:
         self._under_way.pop(task, None)
+        failure = failure_of(task)
+        if failure is not None:
+            _logger.error("the question failed: %s", task.get_name(), exc_info=failure)
+
+
+def failure_of(question: asyncio.Task[SetMember]) -> BaseException | None:
+    """Return the error of a question that has ended, which nobody may be waiting for any more; None for an answer, or
+    one that was withdrawn. That the lock is lost is no error of a question: whoever holds it finds out."""
+    failure = None if question.cancelled() else question.exception()
+    return None if isinstance(failure, LockLost) else failure
 
 
 class LostMaster:
@@ -71,6 +84,8 @@ class LostMaster:
         """When the first question was sent of those since when none has been answered or refused."""
         self._refused_since = float("-inf")
         """When the last question was sent that was refused, or whose connection broke."""
+        self._failure: BaseException | None = None
+        """The error of a question that nobody expects: what the master has answered is not known."""
 
     @property
     def found(self) -> SetMember:
@@ -88,11 +103,13 @@ class LostMaster:
             await asyncio.gather(asking, return_exceptions=True)
 
     async def until_certain(self) -> SetMember:
-        """Return the state of the master as it is now: at once if a question has been unanswered for a while."""
+        """Return the state of the master as it is now: at once if a question has been unanswered for a while. Raises
+        the error of a question, also of a late one: the master may have answered it."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not (
             self.answered.is_set()
+            or self._failure is not None
             or (self._silent_since is not None and loop.time() - self._silent_since >= SILENT_SECONDS)
             or self._refused_since >= began
         ):
@@ -100,6 +117,8 @@ class LostMaster:
             await asyncio.sleep(_PAUSE_SECONDS)
         if self._asking is not None and self._asking.done() and not self._asking.cancelled():
             self._asking.result()  # one that is not asked any more is silent, too
+        if self._failure is not None and not self.answered.is_set():
+            raise self._failure
         return self._found
 
     async def _ask(self) -> None:
@@ -124,6 +143,7 @@ class LostMaster:
 
     def _note(self, question: asyncio.Task[SetMember]) -> None:
         if question.cancelled() or question.exception() is not None or self.answered.is_set():
+            self._failure = self._failure or failure_of(question)
             return
         self._found = question.result()
         if self._found.state is not None or self._found.refuses:

@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from tao.replication import lost_master
+from tao.replication.locks import LockLost
 from tao.replication.lost_master import MAX_QUESTIONS, SILENT_SECONDS, LostMaster
 from tao.replication.promotion import PromotionSettings
 from tao.replication.promotion_plan import MasterAnswers, PromotionRequest, SetMember, check_lost
@@ -24,7 +25,7 @@ class Answers:
         self.asked = 0
         self.waiting: list[int] = []
         """The questions under way, by number."""
-        self.given: asyncio.Queue[SetMember] = asyncio.Queue()
+        self.given: asyncio.Queue[SetMember | Exception] = asyncio.Queue()
         monkeypatch.setattr(ReplicationSet, "member", self._member)
         monkeypatch.setattr(lost_master, "_PAUSE_SECONDS", 0.0)
 
@@ -35,7 +36,10 @@ class Answers:
         number = self.asked
         self.waiting.append(number)
         try:
-            return await self.given.get()
+            given = await self.given.get()
+            if isinstance(given, Exception):
+                raise given
+            return given
         finally:
             self.waiting.remove(number)
 
@@ -144,3 +148,52 @@ async def test_nobody_is_certain_of_a_master_that_is_not_asked_any_more(answers:
         clock.now += SILENT_SECONDS
         with pytest.raises(AssertionError):
             await lost.until_certain()
+
+
+async def test_a_late_question_that_fails_is_logged_and_nobody_is_certain(
+    answers: Answers, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The master may have answered it, and may not be replaced as one that is silent."""
+    lost = LostMaster(replication_set_of("east", "west"))
+    async with lost.asked():
+        await _turns()
+        clock.now += 1.0
+        await until(lambda: answers.asked == 2)
+        assert (await lost.until_certain()).state is None
+        answers.given.put_nowait(ValueError("an answer of a kind that nobody knows"))
+        await until(lambda: answers.waiting == [2])
+        await _turns()
+        with pytest.raises(ValueError, match="of a kind that nobody knows"):
+            await lost.until_certain()
+    assert [record.message for record in caplog.records] == ["the question failed: does east-db answer"]
+
+
+async def test_a_late_question_that_fails_changes_nothing_for_a_master_that_has_answered(
+    answers: Answers, clock: ManualClock
+) -> None:
+    lost = LostMaster(replication_set_of("east", "west"))
+    async with lost.asked():
+        await _turns()
+        clock.now += 1.0
+        await until(lambda: answers.asked == 2)
+        answers.given.put_nowait(ValueError("an answer of a kind that nobody knows"))
+        await until(lambda: answers.waiting == [2])
+        await _turns()
+        answers.given.put_nowait(master("1-1-1"))
+        await lost.answered.wait()
+        assert (await lost.until_certain()).state is not None
+
+
+async def test_a_late_question_that_has_lost_its_lock_is_not_an_error(
+    answers: Answers, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = LostMaster(replication_set_of("east", "west"))
+    async with lost.asked():
+        await _turns()
+        clock.now += 1.0
+        await until(lambda: answers.asked == 2)
+        answers.given.put_nowait(LockLost("somebody else has it"))
+        await until(lambda: answers.waiting == [2])
+        await _turns()
+        assert (await lost.until_certain()).state is None
+    assert caplog.records == []
