@@ -130,7 +130,8 @@ def database_of_server(topology: Topology, name: str) -> Database:
     for each in topology.database_servers:
         if each.server.name == name:
             return each.database
-    raise TopologyError(f"there is no database server {name!r}")
+    known = ", ".join(sorted(each.server.name for each in topology.database_servers))
+    raise TopologyError(f"there is no database server {name!r}; there are {known}")
 
 
 async def mark_in_file(

@@ -98,6 +98,11 @@ def rejoin(server: str) -> None:
     path, accounts = mastership_login()
     database = database_of_server(load_topology(path), server)
     master = database.servers[database.master_region].name
+    if server == master:
+        raise OperatorError(
+            f"{server} is the master of {database.name} by the topology and follows nobody; `tao promote "
+            f"{database.name}` makes another server the master"
+        )
     promoter = shown_promoter(path, accounts)
     check_answers(_observe(promoter, database.name), server, database.name)
     ask(f"Close {server} to writes and have it follow {master}?")

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from tao.cli.commands import tao
 from tao.cli.mastership import check_answers
 from tao.model.errors import OperatorError
+from tao.model.topology import DatabaseServer
 from tao.replication.gtid import GtidSet
 from tao.replication.promotion_plan import SetMember
 from tao.replication.server_statements import MemberState
 from tao.storage.dialect import Dialect
+from tests.unit.cli.test_databases import topology_of
 
 NOTHING = GtidSet(Dialect.MARIADB, "")
 RUNS = MemberState(read_only=True, following=None, executed=NOTHING, received=NOTHING)
@@ -61,3 +65,19 @@ def test_a_server_of_a_development_cluster_is_started_with_its_command(command: 
 def test_others_that_do_not_answer_and_a_refused_login_are_not_taken_for_it() -> None:
     check_answers([MASTER, SetMember("west", "west", RUNS), SetMember("north", "north", None, "gone")], "west", "db")
     check_answers([MASTER, SetMember("west", "west", None, "access denied", refuses=True)], "west", "db")
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        ("db-here", "db-here is the master of db by the topology and follows nobody; `tao promote db` makes another"),
+        ("nowhere", "there is no database server 'nowhere'; there are db-here"),
+    ],
+)
+def test_what_cannot_rejoin_is_refused_before_anything_is_asked(server: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "topology.json"
+    path.write_text(topology_of(DatabaseServer(name="db-here", port=1)))
+    passwords = {"TAO_ADMIN_PASSWORD": "secret", "TAO_REPLICATOR_PASSWORD": "secret"}
+    result = CliRunner().invoke(tao, ["rejoin", server, "--topology", str(path)], env=passwords, catch_exceptions=False)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"tao: {said}")
