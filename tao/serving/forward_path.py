@@ -49,7 +49,6 @@ from tao.wire.convert import (
     coordinating_shards,
     error_from_pb,
     error_to_pb,
-    fresh_messages_from_pb,
     shard_messages_from_pb,
     shard_messages_to_pb,
     write_from_pb,
@@ -756,11 +755,17 @@ class WriteThrough:
     def decode_write(self, messages: pb.ShardMessages) -> ShardMessages:
         """Return the changes of a write that the cache has not applied yet. The leader delivers a change as soon as it
         is committed, mostly before the answer to its writer."""
-        has_applied, version_epoch = self._cache.has_applied, messages.version_epoch
+        decoded = shard_messages_from_pb(messages)
         with self._cache.recorder.caused_by(_OWN_WRITE):
-            return fresh_messages_from_pb(
-                messages, lambda key, atype, version: has_applied(key, atype, version, version_epoch)
-            )
+            fresh = tuple([each for each in decoded.messages if not self._has_applied(each, decoded.version_epoch)])
+        return ShardMessages(decoded.shard, decoded.version_epoch, fresh)
+
+    def _has_applied(self, message: Message, version_epoch: int) -> bool:
+        if isinstance(message, ListChange):
+            return self._cache.has_applied(message.id1, message.atype, message.after, version_epoch)
+        if isinstance(message, ObjectChange):
+            return self._cache.has_applied(message.id, 0, message.after, version_epoch)
+        return False
 
     def apply_write(self, messages: ShardMessages, sent_at: float = -inf) -> None:
         """Apply the changes of a write that is answered through this server, or through a server of its tier.

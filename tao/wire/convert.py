@@ -6,25 +6,16 @@ malformed. Values (objects, counts, edge blocks) are not converted: they travel 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import msgspec
 
-from tao.model.changes import (
-    GoneEdge,
-    ListChange,
-    ListInvalidation,
-    Message,
-    ObjectChange,
-    ObjectInvalidation,
-    ShardInvalidation,
-    ShardMessages,
-)
+from tao.model.changes import ListChange, ListInvalidation, ObjectChange, ObjectInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position, ShardDelivery, Span
 from tao.model.edge_states import UNSET_NODE, EdgeRegisters, NodeState, State
 from tao.model.errors import InvalidArgument, NotMine, ProtocolError, TaoError, error_from_reason
-from tao.model.graph import EXISTS, EXISTS_NOT, Edge
+from tao.model.graph import EXISTS, EXISTS_NOT
 from tao.model.ids import SHARD_SHIFT
 from tao.model.jobs import JobRow, NewJob
 from tao.model.queries import PairPage
@@ -64,6 +55,11 @@ from tao.model.writes import (
 from tao.schema.registry import Schema
 from tao.wire.v1 import session_pb2 as pb
 
+try:
+    from tao.wire.messages_core import read_messages, write_messages
+except ImportError:  # built without a compiler (`hatch_build.py`)
+    from tao.wire.messages_python import read_messages, write_messages
+
 
 def error_to_pb(error: TaoError) -> pb.Error:
     """Convert an error: reason and message; with `NotMine` also the answering server's topology version."""
@@ -84,90 +80,6 @@ def error_in(answer: pb.Answer) -> TaoError | None:
 # ---- changes ---------------------------------------------------------------------------------------------------
 
 
-def _write_message(message: Message, to: pb.Message) -> None:
-    """Convert one maintenance message. A `ShardInvalidation` takes its shard from the `ShardMessages` around it."""
-    # Fields are set where they are to be: protobuf copies each message that is given to the constructor of another.
-    match message:
-        case ListChange():
-            _write_list_change(message, to.list_change)
-        case ObjectChange():
-            change = to.object_change
-            change.id, change.otype = message.id, message.otype
-            change.before, change.after = message.before, message.after
-            if message.data is None:
-                change.data_left_out = True
-            else:
-                change.data = message.data
-        case ObjectInvalidation():
-            to.object_invalidation.id, to.object_invalidation.version = message.id, message.version
-        case ListInvalidation():
-            listed = to.list_invalidation
-            listed.id1, listed.atype, listed.version = message.id1, message.atype, message.version
-        case ShardInvalidation(otypes=otypes, atypes=atypes):
-            to.shard_invalidation.SetInParent()  # both may be empty: everything
-            to.shard_invalidation.otypes.extend(otypes)
-            to.shard_invalidation.atypes.extend(atypes)
-
-
-def message_from_pb(message: pb.Message, shard: int) -> Message:
-    """Convert one maintenance message of ``shard``. Raises `ProtocolError` for a kind unknown here."""
-    match message.WhichOneof("kind"):
-        case "object_change":
-            change = message.object_change
-            data = None if change.data_left_out else change.data
-            return ObjectChange(change.id, change.before, change.after, change.otype, data)
-        case "list_change":
-            return _list_change_from_pb(message.list_change)
-        case "object_invalidation":
-            return ObjectInvalidation(message.object_invalidation.id, message.object_invalidation.version)
-        case "list_invalidation":
-            listed = message.list_invalidation
-            return ListInvalidation(listed.id1, listed.atype, listed.version)
-        case "shard_invalidation":
-            invalidation = message.shard_invalidation
-            return ShardInvalidation(shard, tuple(invalidation.otypes), tuple(invalidation.atypes))
-        case _:
-            raise ProtocolError("a maintenance message is of a kind that this version does not know")
-
-
-def _write_list_change(change: ListChange, to: pb.ListChange) -> None:
-    to.id1, to.atype, to.count = change.id1, change.atype, change.count
-    to.before, to.after = change.before, change.after
-    # Appended one by one: most changes are of one edge, and a list for each column would take twice as long.
-    if change.gone:
-        id2s, times = to.gone_id2s, to.gone_times
-        for gone in change.gone:
-            id2s.append(gone.id2)
-            times.append(gone.time)
-    if change.put:
-        id2s, times = to.put_id2s, to.put_times
-        has_data = False
-        for edge in change.put:
-            id2s.append(edge.id2)
-            times.append(edge.time)
-            has_data = has_data or edge.data != b""
-        if has_data:
-            to.put_data.extend([edge.data for edge in change.put])
-
-
-def _list_change_from_pb(change: pb.ListChange) -> ListChange:
-    # Copied once: each look at a column of protobuf costs as much as the copy of a short one.
-    gone_id2s, gone_times = change.gone_id2s[:], change.gone_times[:]
-    put_id2s, put_times = change.put_id2s[:], change.put_times[:]
-    put_data = change.put_data[:] or [b""] * len(put_id2s)
-    if len(gone_id2s) != len(gone_times) or not (len(put_id2s) == len(put_times) == len(put_data)):
-        raise ProtocolError(f"the columns of a change of list ({change.id1}, {change.atype}) differ in length")
-    return ListChange(
-        change.id1,
-        change.atype,
-        change.before,
-        change.after,
-        change.count,
-        tuple(map(GoneEdge, gone_id2s, gone_times)) if gone_id2s else (),
-        tuple(map(Edge, put_id2s, put_times, put_data)),
-    )
-
-
 def shard_messages_to_pb(messages: ShardMessages) -> pb.ShardMessages:
     """Convert the messages of one shard, oldest first."""
     converted = pb.ShardMessages()
@@ -178,37 +90,14 @@ def shard_messages_to_pb(messages: ShardMessages) -> pb.ShardMessages:
 def write_shard_messages(messages: ShardMessages, to: pb.ShardMessages) -> None:
     """Convert the messages of one shard, oldest first, into an empty message."""
     to.shard, to.version_epoch = messages.shard, messages.version_epoch
-    add = to.messages.add
-    for message in messages.messages:
-        _write_message(message, add())
+    write_messages(messages.messages, to)
 
 
 def shard_messages_from_pb(messages: pb.ShardMessages) -> ShardMessages:
     """Convert the messages of one shard. Raises `ProtocolError` when a message is malformed."""
-    shard, found = messages.shard, messages.messages
     # Mostly there are none: a server that subscribes many shards receives one of these for each.
-    converted = tuple([message_from_pb(each, shard) for each in found]) if found else ()
-    return ShardMessages(shard, messages.version_epoch, converted)
-
-
-def fresh_messages_from_pb(messages: pb.ShardMessages, is_applied: Callable[[int, int, int], bool]) -> ShardMessages:
-    """Convert the messages of one shard, without the changes of which ``is_applied(key, atype, after)`` is true
-    (``atype`` 0: an object): to look at three fields costs a third of a conversion. Raises `ProtocolError` when a
-    converted message is malformed."""
-    shard = messages.shard
-    fresh: list[Message] = []
-    for message in messages.messages:
-        kind = message.WhichOneof("kind")
-        if kind == "list_change":
-            listed = message.list_change
-            if is_applied(listed.id1, listed.atype, listed.after):
-                continue
-        elif kind == "object_change":
-            changed = message.object_change
-            if is_applied(changed.id, 0, changed.after):
-                continue
-        fresh.append(message_from_pb(message, shard))
-    return ShardMessages(shard, messages.version_epoch, tuple(fresh))
+    converted = read_messages(messages) if messages.messages else ()
+    return ShardMessages(messages.shard, messages.version_epoch, converted)
 
 
 # ---- deliveries ------------------------------------------------------------------------------------------------
