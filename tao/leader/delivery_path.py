@@ -22,6 +22,9 @@ from tao.wire.convert import delivery_to_pb, position_from_pb
 from tao.wire.session import Reply, failure
 from tao.wire.v1 import session_pb2 as pb
 
+_MANY_MESSAGES: Final = 64
+"""Messages from which on a delivery is large: some 4 KB, which take a subscriber half a millisecond."""
+
 
 class SpooledPublisher:
     """A publisher that is ready, and the spool behind it."""
@@ -137,7 +140,6 @@ class Subscribers:
                 f"{name!r} cannot subscribe as {asked.subscriber!r}; a server subscribes under its own name"
             )
         positions = [position_from_pb(position) for position in asked.positions]
-        loop = asyncio.get_running_loop()
         known = self._series.get(name)
         if asked.series:
             if known is None or known.number != asked.series:
@@ -146,17 +148,17 @@ class Subscribers:
             reply.send(pb.Answer(applied=pb.Applied()))
             return
 
+        outgoing = _Outgoing(reply)
+
         def deliver(delivery: Delivery) -> None:
-            # Converted at once: a delivery that failed later would be covered by the next proof, unnoticed. Sent at the
-            # next turn of the loop, when the writer is answered, too. Mostly both use this connection, and what is sent
-            # in one turn wakes the receiver once.
+            # Converted at once: a delivery that failed later would be covered by the next proof, unnoticed.
             try:
                 answer = pb.Answer(more=True, delivery=self._converted(delivery))
             except Exception as error:
                 failed = InternalError(f"a delivery to {name} could not be encoded, its series ends: {error!r}")
-                loop.call_soon(reply.send, failure(failed))
+                outgoing.add(failure(failed))
                 raise failed from error
-            loop.call_soon(reply.send, answer)
+            outgoing.add(answer, _is_large(delivery))
 
         subscription = self._publisher.subscribe(name, positions, deliver, takes_repeats=asked.takes_repeats)
         if known is not None:
@@ -185,6 +187,34 @@ class Subscribers:
         series.subscription.close()
         if self._series.get(name) is series:
             del self._series[name]
+
+
+class _Outgoing:
+    """The deliveries of one series on their way to the subscriber, in order.
+
+    They are sent in the next turn of the loop, when the writer is answered, too: mostly both use this connection, and
+    what is sent in one turn wakes the receiver once. A large one is sent at once. Its receiver then applies it while
+    the answers to its many writers are made."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply: Final = reply
+        self._unsent: list[pb.Answer] = []
+
+    def add(self, answer: pb.Answer, is_large: bool = False) -> None:
+        self._unsent.append(answer)
+        if is_large:
+            self._send()
+        elif len(self._unsent) == 1:
+            asyncio.get_running_loop().call_soon(self._send)
+
+    def _send(self) -> None:
+        answers, self._unsent = self._unsent, []
+        for answer in answers:
+            self._reply.send(answer)
+
+
+def _is_large(delivery: Delivery) -> bool:
+    return sum([len(part.messages.messages) for part in delivery.shards if part.messages]) >= _MANY_MESSAGES
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,8 @@
 """The server's end of connections of frames.
 
 What a peer sends in one read is handled and answered in one write, unless it holds the loop for too long: then the
-rest waits for the next turn of the loop, so that a quarter of a megabyte of requests delays no other connection. The
+rest waits for the next turn of the loop, so that a quarter of a megabyte of requests delays no other connection. Large
+amounts of answers (`framing.GATHERED_BYTES`) leave sooner, so that the peer has them while the rest is made. The
 server reads nothing from a peer that does not read its answers, and keeps what it has read undecoded: a quarter of a
 megabyte of small requests can ask for gigabytes. A peer that stays so is disconnected, so that a stuck client costs its
 own connection and no other. One timer checks the timeouts of all connections.
@@ -438,7 +439,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self._out.append(pack_header(len(payload), kind))
         self._out.append(payload)
         self._out_bytes += len(payload)
-        if self._out_bytes > self._settings.write_high_water_bytes:
+        if self._out_bytes >= framing.GATHERED_BYTES:
             self._write()
         elif not self._flush_due:
             self._flush_due = True

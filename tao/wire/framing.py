@@ -27,6 +27,9 @@ HEADER: Final = struct.Struct("<IB")
 HEADER_BYTES: Final = HEADER.size
 MAX_CONTROL_BYTES: Final = 4096
 """Bound of every payload except requests and answers."""
+GATHERED_BYTES: Final = 4096
+"""The bytes that wait for the end of the tick at most: 500 ids or 100 edges, some 0.1 ms of their receiver's work,
+against 0.01 ms for a write."""
 
 pack_header = HEADER.pack
 _unpack_header = HEADER.unpack_from

@@ -64,3 +64,20 @@ async def test_a_delivery_that_cannot_be_encoded_ends_the_series_before_a_proof_
     await quiet()
     assert [answer.HasField("error") for answer in answers] == [False, False, True]
     assert "could not be encoded" in answers[-1].error.message
+
+
+async def test_a_large_delivery_is_sent_at_once_and_after_those_that_wait() -> None:
+    publisher = Publisher(DeliverySettings(), "run-1", lambda _: "db")
+    publisher.open_shard(3, generation=1, version_epoch=1)
+    publisher.publish_relay((), [Span(3, "db@1:0-1", 1, 1)])
+    answers: list[pb.Answer] = []
+    Subscribers(publisher).subscribe(SUBSCRIBE, MemoryReply(answers.append, peer="follower-1"))
+    await quiet()
+    answers.clear()
+    publisher.publish(invalidation(7))
+    assert answers == []
+    publisher.publish(ShardMessages(3, 1, tuple(ObjectInvalidation(make_id(1, 3), 8 + each) for each in range(64))))
+    publisher.publish(invalidation(90))
+    assert [len(answer.delivery.shards[0].messages.messages) for answer in answers] == [1, 64]
+    await quiet()
+    assert [answer.delivery.delivery_number for answer in answers] == [2, 3, 4]
