@@ -24,6 +24,11 @@ from tao.model.edge_block import (
 )
 from tao.model.graph import Edge
 
+try:
+    from tao.cache.newest_edge_core import with_newest
+except ImportError:  # built without a compiler (`hatch_build.py`)
+    from tao.cache.newest_edge_python import with_newest
+
 _HEADER = struct.Struct("<QQII")
 _U64 = struct.Struct("<Q")
 _FEW_EDGES = 2
@@ -38,47 +43,11 @@ def splice(block: bytes, change: ListChange, limit: int) -> bytes | None:
     ``block`` is the prefix at ``change.before``. Returns None when block and change contradict each other, so that
     nothing can be said about the list.
     """
+    spliced = with_newest(block, change, limit)
+    if spliced:
+        return spliced
     _, _, n, flags = header(block)
-    if len(change.put) == 1 and not change.gone and n < limit:
-        spliced = _with_newest(block, n, flags, change)
-        if spliced:
-            return spliced
     return _splice(block, n, flags, change, limit)
-
-
-def _with_newest(block: bytes, n: int, flags: int, change: ListChange) -> bytes:
-    """Return what `_splice` does for one new edge in front of all others, as most changes of lists are; empty for any
-    other change."""
-    edge = change.put[0]
-    id2, time, m = edge.id2, edge.time, n + 1
-    if m > change.count or (m != change.count if flags & COMPLETE else not n):
-        return b""
-    times_at = HEADER_BYTES + 8 * n
-    if n:
-        first = _U64.unpack_from(block, times_at)[0]
-        if time < first or (time == first and id2 < _U64.unpack_from(block, HEADER_BYTES)[0]):
-            return b""
-        if position_of(block, id2) >= 0:
-            return b""
-    ends_at = times_at + 8 * n
-    data: tuple[bytes, ...] = ()
-    now = COMPLETE | PREFIX if m == change.count else PREFIX
-    if edge.data or flags & HAS_DATA:
-        now |= HAS_DATA
-        size = len(edge.data)
-        ends = memoryview(block)[ends_at : ends_at + 4 * n].cast("I") if flags & HAS_DATA else (0,) * n
-        packed = struct.pack(f"<{m}I", size, *([end + size for end in ends] if size else ends))
-        data = packed, edge.data, block[ends_at + 4 * n :]
-    return b"".join(
-        (
-            _HEADER.pack(change.after, change.count, m, now),
-            _U64.pack(id2),
-            block[HEADER_BYTES:times_at],
-            _U64.pack(time),
-            block[times_at:ends_at],
-            *data,
-        )
-    )
 
 
 def _splice(block: bytes, n: int, flags: int, change: ListChange, limit: int) -> bytes | None:

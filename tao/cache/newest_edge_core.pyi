@@ -1,0 +1,3 @@
+from tao.model.changes import ListChange
+
+def with_newest(block: bytes, change: ListChange, limit: int) -> bytes: ...
