@@ -240,7 +240,6 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self._admission: Admission | None = None
         self._before_greeting = b""
         self._refusal: Http2Refusal | None = None
-        self._sent_away = False
         self._closing = False
         self._is_resting = False  # until its next turn
         self._last_heard = loop.time()
@@ -304,7 +303,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         """Answer what is in memory of a request without making messages, and the rest as usual. Returns False when the
         whole request is for the usual way."""
         answer_at_once, settings = self._server.answer_at_once, self._settings
-        if answer_at_once is None or self.unanswered + self.series >= settings.max_unanswered:
+        if answer_at_once is None or self.unanswered + self.series >= self._max_unanswered:
             return False
         try:
             found = answer_at_once(request, self.peer)
@@ -402,19 +401,15 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
     @property
     def admission_is_current(self) -> bool:
         """Whether `check_admission` has nothing to do."""
-        return self._admission is None or self._closing or self._admission.is_current
+        return (
+            self._admission is None or self._closing or self._admission.is_current or self.is_leaving(self._loop.time())
+        )
 
     def check_admission(self) -> None:
-        """Send a peer away whose credential is no longer accepted, and close its connection at the next check: it has
-        the time of one sweep to connect anew with a credential that is accepted, and requests under way to end."""
+        """Send a peer away whose credential is no longer accepted, and close its connection in time: see `dismiss`."""
         refusal = None if self._admission is None else self._admission.refusal()
-        if refusal is None:
-            return
-        if self._sent_away:
+        if self.dismiss(refusal, self._loop.time()) and refusal is not None:
             self._fatal(refusal)
-        else:
-            self._sent_away = True
-            self.go_away()
 
     async def until_idle(self) -> None:
         while not self.closed:

@@ -36,6 +36,9 @@ class UnaryCall(ServedConnection):
         if not answer.more and not self._answered.done():
             self._answered.set_result(None)
 
+    def go_away(self) -> None:
+        """Do nothing: it sends no more requests."""
+
     async def ask(self, request: pb.Request, remaining_seconds: float | None) -> pb.Answer:
         """Return the answer. Raises the error that it carries, and `DeadlineExceeded`."""
         seconds = self._settings.unary_deadline_seconds if remaining_seconds is None else remaining_seconds
@@ -70,7 +73,6 @@ class _Outgoing(ServedConnection):
         self._room.set()
         self._ending = False
         self._overflowed = False
-        self._sent_away = False
         self._error: TaoError | None = None
 
     def end(self) -> None:
@@ -79,24 +81,19 @@ class _Outgoing(ServedConnection):
         self._something_to_send.set()
 
     def go_away(self) -> None:
-        """Ask the peer to send new requests on a new stream. A stream of one series has none."""
+        """Do nothing: a stream of one series has no new requests."""
 
     @property
     def admission_is_current(self) -> bool:
         """Whether `check_admission` has nothing to do."""
-        return self._ending or self._admission.is_current
+        return self._ending or self._admission.is_current or self.is_leaving(asyncio.get_running_loop().time())
 
     def check_admission(self) -> None:
-        """Send a peer away whose credential is no longer accepted, and end its stream at the next check."""
+        """Send a peer away whose credential is no longer accepted, and end its stream in time: see `dismiss`."""
         refusal = self._admission.refusal()
-        if refusal is None:
-            return
-        if self._sent_away:
+        if self.dismiss(refusal, asyncio.get_running_loop().time()) and refusal is not None:
             self._error = refusal
             self.end()
-        else:
-            self._sent_away = True
-            self.go_away()
 
     @property
     def unsent_bytes(self) -> int:

@@ -42,6 +42,10 @@ class ServedConnection(ABC):
         self._settings = settings
         self._watched: dict[int, OpenReply] = {}
         self._idle_waiter: asyncio.Future[None] | None = None
+        self._max_unanswered = settings.max_unanswered
+        self._refused_for: TaoError | None = None
+        """Why further requests are refused."""
+        self._dismissed_at: float | None = None
 
     @abstractmethod
     def transmit(self, answer: pb.Answer) -> None:
@@ -63,8 +67,9 @@ class ServedConnection(ABC):
         if kind == "acknowledge":
             self._run(self._handler.handle, request, OpenReply(self, request.number, finished=True))
             return
-        if self.unanswered + self.series >= self._settings.max_unanswered:
-            self._refuse(request, Overloaded(f"{self._settings.max_unanswered} requests are unanswered already; wait"))
+        if self.unanswered + self.series >= self._max_unanswered:
+            full = Overloaded(f"{self._max_unanswered} requests are unanswered already; wait")
+            self._refuse(request, self._refused_for or full)
         elif request.deadline_ms == 0:
             self._refuse(request, DeadlineExceeded("the request had expired when it was sent (deadline_ms is 0)"))
         elif kind is None:
@@ -97,6 +102,37 @@ class ServedConnection(ABC):
     def watch(self, reply: OpenReply) -> None:
         """Call this reply when the peer leaves or forgets the request."""
         self._watched[reply.number] = reply
+
+    @abstractmethod
+    def go_away(self) -> None:
+        """Ask the peer to send new requests on a new connection."""
+
+    def dismiss(self, refusal: TaoError | None, now: float) -> bool:
+        """Send a peer away whose credential is refused, or keep it after all (None). Returns whether its connection has
+        to end; otherwise call this again once it `is_leaving` no more. ``now``: the time in seconds.
+
+        The peer has `leaving_seconds` to leave. Then its further requests are refused, and the connection ends when
+        those under way have been answered: they were accepted, and a write that is cut off leaves its caller without
+        its outcome."""
+        if refusal is None:
+            self._dismissed_at = self._refused_for = None
+            self._max_unanswered = self._settings.max_unanswered
+            return False
+        if self._dismissed_at is None:
+            self._dismissed_at = now
+            self.go_away()
+            return False
+        self._refused_for, self._max_unanswered = refusal, 0
+        return not self.is_leaving(now)
+
+    def is_leaving(self, now: float) -> bool:
+        """Return whether the peer was dismissed and has time left."""
+        if self._dismissed_at is None:
+            return False
+        settings, seconds = self._settings, now - self._dismissed_at
+        if self._refused_for is None:
+            return seconds < settings.leaving_seconds
+        return self.unanswered > 0 and seconds < settings.leaving_seconds + settings.unary_deadline_seconds
 
     async def until_idle(self) -> None:
         """Wait until every request with a deadline has been answered."""

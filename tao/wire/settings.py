@@ -177,6 +177,11 @@ class ServingSettings:
     silence_timeout_seconds: float = 30.0
     """A peer that is silent for this long is gone: six of its pings are missing. It is pinged after half of it."""
 
+    leaving_seconds: float = 1.0
+    """A peer whose credential is no longer accepted is asked to leave, and served for this long: what it sends before
+    it has read that is on its way, from another continent or a busy machine. Then its further requests are refused,
+    and the connection ends when those under way are answered, or after `unary_deadline_seconds`."""
+
     sweep_interval_seconds: float = 0.25
     """Interval at which those timeouts are checked, for all connections together: cheaper than timers for each."""
 

@@ -5,6 +5,7 @@ import asyncio
 import itertools
 import math
 import random
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -30,7 +31,7 @@ from tao.wire.identity import (
     PeerIdentity,
     digest_of,
 )
-from tao.wire.session import NO_DEADLINE_MS, Reply
+from tao.wire.session import NO_DEADLINE_MS, Reply, Session
 from tao.wire.settings import ServingSettings, SessionSettings
 from tao.wire.v1 import session_pb2 as pb
 from tests.conformance.transport_rig import ME, Handler, Rig, Taken, echo, read, stuck_peer, until, write
@@ -249,21 +250,57 @@ async def test_a_connection_ends_when_its_token_runs_out_or_is_revoked(rig: Rig,
         for name, expires_at in (("short", 10.0), ("long", 20.0))
     )
     authenticator = PeerAuthenticator(AcceptedCredentials(tokens), lambda: now[0])
-    await rig.serve(ServingSettings(authenticator=authenticator, sweep_interval_seconds=0.01))
+    await rig.serve(brief_stay(authenticator))
     short, other = [await rig.connect(credentials=replace(ME, token=token)) for token in ("short", "long")]
-    held = asyncio.ensure_future(short.ask(read(1, critical=True), PATIENT_SECONDS))
-    await until(lambda: bool(rig.handler.held))
-    assert rig.handler.held[0].peer.caller == "short"
+    served = await short.ask(read(1), PATIENT_SECONDS)
+    assert served.read.values
     if end == "expiry":
         now[0] = 10.0
     else:
         authenticator.accepted = AcceptedCredentials(tokens[1:])
-    with pytest.raises(Unauthorized):
-        await held
-    assert not short.is_open
+    await until(lambda: not short.is_open)
     with pytest.raises(Unauthorized):
         await rig.connect(credentials=replace(ME, token="short"))
     assert (await other.ask(read(1), PATIENT_SECONDS)).read.values
+
+
+def brief_stay(authenticator: PeerAuthenticator, unary_deadline_seconds: float = PATIENT_SECONDS) -> ServingSettings:
+    return ServingSettings(
+        authenticator=authenticator,
+        sweep_interval_seconds=0.01,
+        leaving_seconds=0.02,
+        unary_deadline_seconds=unary_deadline_seconds,
+    )
+
+
+async def until_refused(session: Session) -> None:
+    with suppress(Unauthorized):
+        while (await session.ask(read(1), PATIENT_SECONDS)).read.values:
+            pass
+
+
+async def test_what_was_accepted_is_answered_when_its_token_is_revoked_and_nothing_more(rig: Rig) -> None:
+    settings = accepting(client="old")
+    await rig.serve(brief_stay(settings.authenticator))
+    session = await rig.connect(credentials=replace(ME, token="old"))
+    held = asyncio.ensure_future(session.ask(read(1, critical=True), PATIENT_SECONDS))
+    await until(lambda: bool(rig.handler.held))
+    settings.authenticator.accepted = accepting(client="new").authenticator.accepted
+    await until(lambda: not session.is_open)
+    await until_refused(session)
+    echo(7, rig.handler.held[0])
+    assert list((await held).reserved_ids.ids) == [7]
+
+
+async def test_a_peer_whose_token_is_revoked_does_not_stay_for_a_request_without_an_answer(rig: Rig) -> None:
+    settings = accepting(client="old")
+    await rig.serve(brief_stay(settings.authenticator, unary_deadline_seconds=0.02))
+    session = await rig.connect(credentials=replace(ME, token="old"))
+    held = asyncio.ensure_future(session.ask(read(1, critical=True), PATIENT_SECONDS))
+    await until(lambda: bool(rig.handler.held))
+    settings.authenticator.accepted = accepting(client="new").authenticator.accepted
+    with pytest.raises(Unauthorized):
+        await held
 
 
 async def test_a_peer_that_is_refused_for_its_credentials_is_reported_as_what_it_says_it_is(rig: Rig) -> None:
