@@ -81,7 +81,8 @@ class AdminServer:
         self.doorstep = Doorstep("admin", settings.doorstep)
         self._readers = AddressPool(settings.max_readers, settings.max_readers)
         self._silent: Final = SilentConnections(self.doorstep.pending, self._begin, self._turned_away)
-        self._listener: Final = Listener("admin", settings.doorstep.accepts_per_second, self._silent.add)
+        per_second = settings.doorstep.accepts_per_second
+        self._listener: Final = Listener("admin", per_second, self._silent.add, turn_ended=self._silent.look_at_new)
         self._requests: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
 

@@ -101,14 +101,26 @@ class AddressPool:
 
     def enter(self, address: str, displace: Callable[[str], None]) -> Place:
         """Give a peer a place. ``displace(reason)`` is called when it loses the place, and must not raise."""
-        if len(self._by_address.get(address, ())) >= self._max_per_address:
-            self._displace_oldest(self._by_address[address], DISPLACED)
-        elif len(self._all) >= self._max_peers:
+        of_address = self._by_address.get(address)
+        if of_address is not None and len(of_address) >= self._max_per_address:
+            return self._enter_instead(of_address, displace)
+        if len(self._all) >= self._max_peers:
             self._displace_oldest(self._by_address[next(iter(self._by_count[max(self._by_count)]))], DISPLACED)
         place = Place(address, self._now(), displace)
         same_address = self._by_address.setdefault(address, {})
         self._all[place] = same_address[place] = None
         self._recount(address, len(same_address) - 1, len(same_address))
+        return place
+
+    def _enter_instead(self, of_address: dict[Place, None], displace: Callable[[str], None]) -> Place:
+        """Give the place of the oldest peer of an address to another one, which changes no count."""
+        oldest = next(iter(of_address))
+        was_displaced = oldest.displace
+        oldest.displace = _ignore
+        del self._all[oldest], of_address[oldest]
+        place = Place(oldest.address, self._now(), displace)
+        self._all[place] = of_address[place] = None
+        was_displaced(DISPLACED)
         return place
 
     def leave(self, place: Place) -> None:

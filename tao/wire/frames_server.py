@@ -96,7 +96,8 @@ class FrameServer:
         taken."""
         loop = asyncio.get_running_loop()
         where = parse_address(address)
-        listener = Listener("frames", self.settings.doorstep.frame_accepts_per_second, self.silent.add)
+        per_second = self.settings.doorstep.frame_accepts_per_second
+        listener = Listener("frames", per_second, self.silent.add, turn_ended=self.silent.look_at_new)
         bound = listener.bind(where)
         self.silent.start()
         listener.start()

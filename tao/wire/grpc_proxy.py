@@ -153,7 +153,9 @@ class GrpcProxy:
     def _closed(self, connection: ProxiedConnection, _: asyncio.Future[None]) -> None:
         self._connections.discard(connection)
 
-    def _accept(self, accepted: socket.socket, address: object) -> None:
+    def _accept(self, descriptor: int, address: object) -> None:
+        accepted = socket.socket(fileno=descriptor)
+        accepted.setblocking(False)
         connection = ProxiedConnection(self, accepted, address)
         self._connections.add(connection)
         connection.closed.add_done_callback(partial(self._closed, connection))

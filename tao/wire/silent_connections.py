@@ -1,27 +1,29 @@
 """Accepted connections whose peers have sent nothing yet, or only the beginning of their first TLS record.
 
-Every client of every port speaks first, so nothing has to be made for a connection before its first bytes: it is a
-socket in one epoll set with a place at the doorstep. That costs a fifth of a transport with its protocol and task, and
-the end of a crowd that never spoke is handled a few connections at a time, once in a millisecond if they leave one
+Every client of every port speaks first, so nothing has to be made for a connection before its first bytes: it is a file
+descriptor in one epoll set with a place at the doorstep. That costs a tenth of a transport with its protocol and task,
+and the end of a crowd that never spoke is handled a few connections at a time, once in a millisecond if they leave one
 after the other. Those that lose their places are closed a few at a time, too. So a flood of silent connections delays
 requests little, and newcomers do not wait until something was made for each connection in front of them, or the one
-that it displaced was closed.
+that it displaced was closed. Peers that have spoken are never behind those that have left.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
+import fcntl
+import os
 import select
 import socket
+import termios
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from tao.wire.doorstep import AddressPool, Place, address_of, name_of
-from tao.wire.listener import TOGETHER_SECONDS
+from tao.wire.paced_reader import PacedReader
 from tao.wire.tls import RECORD_HEAD_BYTES, first_record_bytes
 
 _TURN_SECONDS: Final = 0.0003
@@ -34,8 +36,8 @@ _CLOSING_PAUSE_SECONDS: Final = 0.002
 until the next wave."""
 _MOST_DISPLACED: Final = 1_024
 """Displaced connections that may wait to be closed, so that they take a bounded number of file descriptors."""
-_READY_OF_A_TURN: Final = 64
-"""The most that have room in that time."""
+_MOST_READY: Final = 4_096
+"""Connections with events that are looked at in one turn: more than may be pending."""
 _LEFT: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _PEEK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 """As one number: the names of flags cost more than the system's call."""
@@ -44,12 +46,34 @@ _FIRST_LOOK_BYTES: Final = 2_048
 
 
 class SilentConnection(NamedTuple):
-    """One of them."""
+    """One that is silent no longer."""
 
     socket: socket.socket
     place: Place
     peer: object
     """The address of the peer, as its socket says it."""
+
+
+class _Silent(NamedTuple):
+    """One of them, whose file descriptor is known."""
+
+    place: Place
+    peer: object
+
+
+class _Closable(Protocol):
+    """What waits to be closed."""
+
+    def close(self) -> None: ...
+
+
+class _Descriptor(NamedTuple):
+    """A file descriptor that waits to be closed."""
+
+    number: int
+
+    def close(self) -> None:
+        os.close(self.number)
 
 
 class SilentConnections:
@@ -73,12 +97,15 @@ class SilentConnections:
         self._on_turned_away: Final = on_turned_away
         self._has_tls: Final = has_tls
         self._now: Final = now
-        self._connections: dict[int, SilentConnection] = {}
-        self._epoll: select.epoll | None = None
-        self._emptied_at = -math.inf
-        """When all that were ready had been looked at the last time."""
-        self._resuming: asyncio.TimerHandle | None = None
-        self._displaced: deque[socket.socket] = deque()
+        self._connections: dict[int, _Silent] = {}
+        """The connections by file descriptor."""
+        self._new: dict[int, object] = {}
+        """The peers of those that were accepted in this turn, by file descriptor. They have no place yet."""
+        self._arrived: Final = bytearray(4)
+        self._epolls: Final = list[select.epoll]()
+        """The one that has all connections, when it was started."""
+        self._reader: Final = PacedReader(self._epolls, self._look, now)
+        self._displaced: deque[_Closable] = deque()
         """Connections that have lost their places, and wait to be closed."""
         self._closing: asyncio.TimerHandle | None = None
 
@@ -87,31 +114,38 @@ class SilentConnections:
 
     def start(self) -> None:
         """Begin to look for bytes. Repeats have no effect."""
-        if self._epoll is None:
-            self._epoll = select.epoll()
-            self._resume()
+        if not self._epolls:
+            self._epolls.append(select.epoll())
+            self._reader.start()
 
-    def add(self, accepted: socket.socket, peer: object) -> None:
-        """Wait for the first bytes of an accepted connection. What is there already is passed on at once."""
-        assert self._epoll is not None
-        is_ready = self._is_ready(accepted, peer)
-        if is_ready is None:
-            accepted.close()
-            return
-        number = accepted.fileno()
-        place = self._pending.enter(address_of(peer), partial(self._displace, number))
-        connection = SilentConnection(accepted, place, peer)
-        if is_ready:
-            self._on_data(connection)
-            return
+    def add(self, descriptor: int, peer: object) -> None:
+        """Take over an accepted connection, by its file descriptor, and watch it. Call `look_at_new` in this turn of
+        the loop."""
+        (epoll,) = self._epolls
         try:
-            self._epoll.register(number, select.EPOLLIN | select.EPOLLRDHUP)
+            epoll.register(descriptor, select.EPOLLIN | select.EPOLLRDHUP)
         except OSError as error:  # the system bounds what an account may watch, and its memory
-            self._pending.leave(place)
-            accepted.close()
+            os.close(descriptor)
             self._on_turned_away("overloaded", f"{name_of(peer)}: {error}")
         else:
-            self._connections[number] = connection
+            self._new[descriptor] = peer
+
+    def look_at_new(self) -> None:
+        """Give the connections that were added a place, and pass on those whose first bytes are there already. Those
+        whose peers have left already are closed, and displace nobody."""
+        (epoll,) = self._epolls
+        events_of = dict(epoll.poll(0, _MOST_READY))
+        for number, peer in self._new.items():
+            is_ready = self._is_ready(number, peer, events_of.get(number, 0))
+            if is_ready is None:
+                epoll.unregister(number)
+                os.close(number)
+                continue
+            place = self._pending.enter(address_of(peer), partial(self._displace, number))
+            self._connections[number] = _Silent(place, peer)
+            if is_ready:
+                self._pass_on(number)
+        self._new.clear()
 
     def close(self) -> None:
         """Close all of them. More may be added after another start."""
@@ -122,15 +156,11 @@ class SilentConnections:
         if self._closing is not None:
             self._closing.cancel()
             self._closing = None
-        if self._resuming is not None:
-            self._resuming.cancel()
-            self._resuming = None
-        if self._epoll is not None:
-            asyncio.get_running_loop().remove_reader(self._epoll)
-            self._epoll.close()
-            self._epoll = None
+        self._reader.stop()
+        while self._epolls:
+            self._epolls.pop().close()
 
-    def close_soon(self, displaced: socket.socket) -> None:
+    def close_soon(self, displaced: _Closable) -> None:
         """Close a connection that has lost its place."""
         if len(self._displaced) >= _MOST_DISPLACED:
             self._displaced.popleft().close()
@@ -140,7 +170,7 @@ class SilentConnections:
 
     def _displace(self, number: int, reason: str) -> None:
         connection = self._take(number)
-        self.close_soon(connection.socket)
+        self.close_soon(_Descriptor(number))
         self._on_turned_away(reason, name_of(connection.peer))
 
     def _close_displaced(self) -> None:
@@ -152,68 +182,78 @@ class SilentConnections:
             self._closing = asyncio.get_running_loop().call_later(_CLOSING_PAUSE_SECONDS, self._close_displaced)
 
     def _close(self, number: int) -> None:
-        connection = self._take(number)
-        self._pending.leave(connection.place)
-        connection.socket.close()
+        self._pending.leave(self._take(number).place)
+        os.close(number)
 
-    def _take(self, number: int) -> SilentConnection:
-        assert self._epoll is not None
-        self._epoll.unregister(number)
+    def _pass_on(self, number: int) -> None:
+        connection = self._take(number)
+        spoken = socket.socket(fileno=number)
+        spoken.setblocking(False)
+        # Those who take the connection over want to be woken by whatever arrives.
+        spoken.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        self._on_data(SilentConnection(spoken, connection.place, connection.peer))
+
+    def _take(self, number: int) -> _Silent:
+        (epoll,) = self._epolls
+        epoll.unregister(number)
         return self._connections.pop(number)
 
-    def _resume(self) -> None:
-        assert self._epoll is not None
-        self._resuming = None
-        asyncio.get_running_loop().add_reader(self._epoll, self._look)
-
-    def _look(self) -> None:
-        """Pass on the connections that have something to read, and close those whose peers have left."""
-        assert self._epoll is not None
-        began, has_spoken = self._now(), False
-        ready = self._epoll.poll(0, _READY_OF_A_TURN)
+    def _look(self, epoll: select.epoll) -> int | None:
+        """Pass on the connections that have something to read, and close those whose peers have left, for one turn.
+        Returns how many have left, or None when somebody has spoken or there are more."""
+        ends, has_spoken = self._now() + _TURN_SECONDS, False
+        ready = epoll.poll(0, _MOST_READY)
+        ready.sort(key=_has_left)
         for number, events in ready:
             connection = self._connections.get(number)
             if connection is None:  # displaced by one that was passed on before it
                 continue
-            is_ready = self._is_ready(connection.socket, connection.peer)
+            is_ready = self._is_ready(number, connection.peer, events)
             if is_ready:
                 has_spoken = True
-                # Those who take the connection over want to be woken by whatever arrives.
-                connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-                self._on_data(self._take(number))
-            elif is_ready is None or events & _LEFT:
+                self._pass_on(number)
+            elif is_ready is None:
                 self._close(number)
-            if self._now() - began > _TURN_SECONDS:
-                return
-        if len(ready) < _READY_OF_A_TURN and not has_spoken:
-            self._wait_for_more(began)
-
-    def _wait_for_more(self, began: float) -> None:
-        """Look again in a moment if peers leave fast. ``began``: when this turn did."""
-        is_fast = began - self._emptied_at < TOGETHER_SECONDS
-        self._emptied_at = self._now()
-        if is_fast:
-            assert self._epoll is not None
-            loop = asyncio.get_running_loop()
-            loop.remove_reader(self._epoll)
-            self._resuming = loop.call_later(TOGETHER_SECONDS, self._resume)
-
-    def _is_ready(self, accepted: socket.socket, peer: object) -> bool | None:
-        """Return whether enough has arrived to be read, and None when the peer has left."""
-        try:
-            # The system does not wake at more than a byte of a Unix socket, whose peers are on this machine.
-            if not self._has_tls() or not isinstance(peer, tuple):
-                return bool(accepted.recv(1, _PEEK)) or None
-            arrived = accepted.recv(_FIRST_LOOK_BYTES, _PEEK)
-            if not arrived:
+            if self._now() > ends:
                 return None
-            needed = first_record_bytes(arrived[:RECORD_HEAD_BYTES])
-            if needed > len(arrived) == _FIRST_LOOK_BYTES:
-                arrived = accepted.recv(needed, _PEEK)
-            if needed > len(arrived):
-                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, needed)
-        except BlockingIOError:
+        return None if has_spoken else len(ready)
+
+    def _is_ready(self, number: int, peer: object, events: int) -> bool | None:
+        """Return whether enough has arrived to be read, and None when the peer has left."""
+        if not events:
             return False
-        except OSError:
+        # The system does not wake at more than a byte of a Unix socket, whose peers are on this machine.
+        if self._has_tls() and isinstance(peer, tuple):
+            is_ready = _has_first_record(number)
+            return None if not is_ready and events & _LEFT else is_ready
+        if not events & _LEFT:
+            return True
+        fcntl.ioctl(number, termios.FIONREAD, self._arrived)
+        return any(self._arrived) or None
+
+
+def _has_left(ready: tuple[int, int]) -> bool:
+    """Return whether the peer of a connection with these events, by its file descriptor, has left."""
+    return bool(ready[1] & _LEFT)
+
+
+def _has_first_record(number: int) -> bool | None:
+    """Return whether the first TLS record of a connection, or what is no such record, has arrived, and None when its
+    peer has left. Have the system wait for the whole of it."""
+    connection = socket.socket(fileno=number)
+    try:
+        arrived = connection.recv(_FIRST_LOOK_BYTES, _PEEK)
+        if not arrived:
             return None
-        return len(arrived) >= needed
+        needed = first_record_bytes(arrived[:RECORD_HEAD_BYTES])
+        if needed > len(arrived) == _FIRST_LOOK_BYTES:
+            arrived = connection.recv(needed, _PEEK)
+        if needed > len(arrived):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, needed)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    finally:
+        connection.detach()
+    return len(arrived) >= needed

@@ -26,12 +26,14 @@ class Door:
 
     def __init__(self, per_second: float, *, seconds_of_each: float = 0.0) -> None:
         self.now = 0.0
-        self.listener = Listener("tested", per_second, self._accepted, now=lambda: self.now)
+        self.listener = Listener(
+            "tested", per_second, self._accepted, turn_ended=self._turn_ended, now=lambda: self.now
+        )
         self.accepted: list[socket.socket] = []
         self.of_turns: list[int] = []
         self.clients: list[socket.socket] = []
         self._seconds_of_each = seconds_of_each
-        self._is_same_turn = False
+        self._of_this_turn = 0
 
     def __enter__(self) -> Self:
         return self
@@ -41,17 +43,14 @@ class Door:
         for each in (*self.clients, *self.accepted):
             each.close()
 
-    def _accepted(self, accepted: socket.socket, _: object) -> None:
-        self.accepted.append(accepted)
+    def _accepted(self, descriptor: int, _: object) -> None:
+        self.accepted.append(socket.socket(fileno=descriptor))
         self.now += self._seconds_of_each
-        if not self._is_same_turn:
-            self._is_same_turn = True
-            self.of_turns.append(0)
-            asyncio.get_running_loop().call_soon(self._turn_ends)
-        self.of_turns[-1] += 1
+        self._of_this_turn += 1
 
-    def _turn_ends(self) -> None:
-        self._is_same_turn = False
+    def _turn_ended(self) -> None:
+        self.of_turns.append(self._of_this_turn)
+        self._of_this_turn = 0
 
 
 @asynccontextmanager
@@ -75,6 +74,13 @@ async def test_connections_are_accepted_for_a_short_time_in_a_turn_of_the_loop()
     async with crowd(door, 30):
         await until(lambda: len(door.accepted) == 30)
     assert max(door.of_turns) == 3
+
+
+async def test_a_bounded_number_of_connections_is_accepted_in_a_turn_of_the_loop() -> None:
+    door = Door(1e6)
+    async with crowd(door, 40):
+        await until(lambda: len(door.accepted) == 40)
+    assert door.of_turns == [16, 16, 8]
 
 
 async def test_a_wave_within_the_saved_accepts_is_accepted_and_no_more() -> None:
@@ -160,7 +166,6 @@ async def test_accepted_connections_do_not_wait_to_fill_packets() -> None:
     async with crowd(door, 1):
         await until(lambda: len(door.accepted) == 1)
         assert door.accepted[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        assert not door.accepted[0].getblocking()
 
 
 async def test_an_address_that_is_taken_is_named() -> None:

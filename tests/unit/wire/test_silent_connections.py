@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -32,6 +33,8 @@ class Port:
         )
         self.silent.start()
         self.spoke: list[SilentConnection] = []
+        self.others: list[int] = []
+        """How many others were there when each of them was passed on."""
         self.turned_away: list[tuple[str, str]] = []
         self.seconds_of_each = 0.0
         self._sockets: list[socket.socket] = []
@@ -43,23 +46,20 @@ class Port:
         sends: bytes = b"",
         leaves: bool = False,
         unwatchable: bool = False,
-        kind: type[socket.socket] = socket.socket,
     ) -> socket.socket:
         """Return the client's end. The client ``sends`` or ``leaves`` before its connection is accepted, which the
-        system may refuse to watch. ``kind`` is that of the accepted socket."""
+        system may refuse to watch."""
         client, accepted = socket.socketpair()
-        accepted = kind(fileno=accepted.detach())
-        self._sockets += client, accepted
+        self._sockets.append(client)
         if unwatchable:  # what is watched already cannot be watched again
-            assert self.silent._epoll is not None
-            self.silent._epoll.register(accepted.fileno(), select.EPOLLIN)
+            self.silent._epolls[0].register(accepted.fileno(), select.EPOLLIN)
         client.setblocking(False)
-        accepted.setblocking(False)
         if sends:
             client.send(sends)
         if leaves:
             client.close()
-        self.silent.add(accepted, ("192.0.2.7", number))
+        self.silent.add(accepted.detach(), ("192.0.2.7", number))
+        self.silent.look_at_new()
         return client
 
     def connect_over_tcp(self, *, sends: bytes = b"") -> socket.socket:
@@ -69,14 +69,16 @@ class Port:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.sendall(sends)
             accepted, peer = listener.accept()
-        self._sockets += client, accepted
+        self._sockets.append(client)
         client.setblocking(False)
-        accepted.setblocking(False)
-        self.silent.add(accepted, peer)
+        self.silent.add(accepted.detach(), peer)
+        self.silent.look_at_new()
         return client
 
     def _spoke(self, connection: SilentConnection) -> None:
         self.spoke.append(connection)
+        self.others.append(len(self.silent))
+        self._sockets.append(connection.socket)
         self.pending.leave(connection.place)
         self.now += self.seconds_of_each
         self.pending.displace_older_than(5.0)
@@ -117,6 +119,7 @@ async def test_a_connection_is_passed_on_with_its_first_bytes_unread(port: Port)
     await until(lambda: len(port.spoke) == 1)
     (spoke,) = port.spoke
     assert spoke.peer == ("192.0.2.7", 2)
+    assert not spoke.socket.getblocking()
     assert spoke.socket.recv(100) == b"hello"
     speaking.send(b"more")  # is for those who have taken it over
     silent.send(b"hello")
@@ -171,6 +174,17 @@ async def test_peers_that_leave_fast_are_found_together(port: Port, monkeypatch:
     assert len(port.silent) == 2
 
 
+async def test_a_newcomer_that_speaks_waits_behind_nobody_that_has_left(port: Port) -> None:
+    clients = [port.connect(number) for number in range(10)]
+    for client in clients[:9]:
+        client.close()
+    clients[9].send(b"hello")
+    port.silent._look(port.silent._epolls[0])
+    assert [spoke.peer for spoke in port.spoke] == [("192.0.2.7", 9)]
+    assert port.others == [9]
+    assert len(port.silent) == 0
+
+
 async def test_bytes_before_the_end_are_passed_on(port: Port) -> None:
     client = port.connect()
     client.send(b"hello")
@@ -205,9 +219,10 @@ async def test_with_tls_a_connection_is_passed_on_when_its_first_record_is_whole
     looks = list[bool | None]()
     is_ready = port.silent._is_ready
 
-    def look(accepted: socket.socket, peer: object) -> bool | None:
-        looks.append(is_ready(accepted, peer))
-        return looks[-1]
+    def look(number: int, peer: object, events: int) -> bool | None:
+        if events:
+            looks.append(is_ready(number, peer, events))
+        return is_ready(number, peer, events)
 
     monkeypatch.setattr(port.silent, "_is_ready", look)
     pieces = [RECORD[:3], RECORD[3:100], *(bytes([each]) for each in RECORD[100:]), b"more"]
@@ -256,12 +271,11 @@ async def test_a_peer_whose_first_record_stays_incomplete_is_late(port: Port) ->
 async def test_the_first_byte_of_a_unix_socket_is_enough_with_tls(port: Port) -> None:
     port.has_tls = True
     client, accepted = socket.socketpair()
-    accepted.setblocking(False)
     client.send(RECORD[:1])
-    port.silent.add(accepted, "")
-    assert [each.socket for each in port.spoke] == [accepted]
+    port.silent.add(accepted.detach(), "")
+    port.silent.look_at_new()
+    assert [each.socket.recv(10) for each in port.spoke] == [RECORD[:1]]
     client.close()
-    accepted.close()
 
 
 async def test_one_more_displaces_the_oldest(port: Port) -> None:
@@ -283,13 +297,13 @@ async def test_those_that_are_silent_for_too_long_are_closed(port: Port) -> None
 async def test_displaced_connections_are_closed_for_a_short_time_in_a_turn_of_the_loop(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Slow(socket.socket):
-        """A socket that takes 40 µs to close."""
+    close = os.close
 
-        def close(self) -> None:
-            port.looked_at += 0.00004
-            super().close()
+    def close_in_40_us(descriptor: int) -> None:
+        port.looked_at += 0.00004
+        close(descriptor)
 
+    monkeypatch.setattr(os, "close", close_in_40_us)
     loop, waiting = asyncio.get_running_loop(), list[Callable[[], None]]()
 
     def wait(_: float, resume: Callable[[], None]) -> asyncio.Handle:
@@ -297,7 +311,7 @@ async def test_displaced_connections_are_closed_for_a_short_time_in_a_turn_of_th
         return loop.call_soon(int)  # something to cancel
 
     monkeypatch.setattr(loop, "call_later", wait)
-    clients = [port.connect(number, kind=Slow) for number in range(20)]
+    clients = [port.connect(number) for number in range(20)]
     closed = [sum(map(is_closed, clients))]
     while waiting:
         (resume,) = waiting
