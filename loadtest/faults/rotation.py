@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import ssl
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ _LOOK_SECONDS: Final = 0.2
 _PATIENCE_SECONDS: Final = 60.0
 _TIMEOUT_SECONDS: Final = 10.0
 _MOST_SECONDS: Final = 1_800.0
-_EXAMPLES: Final = 5
+_EXAMPLES: Final = 20
 
 Transport = Literal["frames", "grpc"]
 _TRANSPORTS: Final[tuple[Transport, ...]] = ("frames", "grpc")
@@ -214,6 +215,8 @@ class _Load:
 
     installation: _Installation
     stopping: bool = False
+    step: str = "nothing changes"
+    """What is being changed."""
     requests: int = 0
     connections: int = 0
     failures: list[str] = field(default_factory=list)
@@ -245,6 +248,11 @@ class _Load:
             self._tasks.append(asyncio.create_task(self._use(place, graph, one, other)))
             self._tasks.append(asyncio.create_task(self._connect(place, one)))
         return graphs
+
+    def begin_step(self, progress: Progress, step: str, done: float) -> None:
+        """Report what is changed from now on. ``done``: the part of the whole run that is over."""
+        self.step = step
+        progress.step(step, done)
 
     async def more_rounds(self, least: int) -> None:
         """Wait until every application and every newcomer has been round so often from now. Raises what ended one."""
@@ -285,23 +293,30 @@ class _Load:
 
     async def _succeeds(self, name: str, request: Coroutine[Any, Any, object]) -> bool:
         self.requests += 1
+        began, step = time.monotonic(), self.step
         try:
             await request
         except TaoError as error:
-            self.failures.append(f"{name}: {error.reason}: {error.message}")
+            self.failures.append(self._failure(name, error, began, step))
             return False
         return True
+
+    def _failure(self, name: str, error: TaoError, began: float, step: str) -> str:
+        """Describe a failure, for whoever looks for its cause in the logs of the servers."""
+        seconds = time.monotonic() - began
+        return f"{name}: {error.reason}: {error.message} (begun while {step}, failed {seconds:.1f} s later)"
 
     async def _connect(self, place: _Place, one: int) -> None:
         name = f"newcomer {' '.join(place)}"
         self.rounds[name] = 0
         while not self.stopping:
             self.connections += 1
+            began, step = time.monotonic(), self.step
             try:
                 async with self.open(place) as graph:
                     await graph.obj_get(one)
             except TaoError as error:
-                self.failed_connections.append(f"{name}: {error.reason}: {error.message}")
+                self.failed_connections.append(self._failure(name, error, began, step))
             self.rounds[name] += 1
             await asyncio.sleep(10 * _PAUSE_SECONDS)
 
@@ -374,14 +389,14 @@ async def _ports_with_old_certificates(installation: _Installation) -> int:
 
 async def _replace_authority(installation: _Installation, load: _Load, rounds: int, progress: Progress) -> None:
     folder = installation.folder
-    progress.step("trusting a second authority", 0.3)
+    load.begin_step(progress, "trusting a second authority", 0.3)
     add_authority(folder)
     await installation.reload_databases()
     issue_certificates(folder, {_PROBE: APPLICATION_ID})
     async with _knocker(installation, _PROBE) as knocker:
         await knocker.until_served(everywhere=True, what="not every port accepts the new authority")
     await load.more_rounds(rounds)
-    progress.step("replacing all certificates", 0.4)
+    load.begin_step(progress, "replacing all certificates", 0.4)
     issue_certificates(folder, installation.ids)
     await installation.reload_databases()
 
@@ -390,18 +405,19 @@ async def _replace_authority(installation: _Installation, load: _Load, rounds: i
 
     await within(_PATIENCE_SECONDS, shown, _LOOK_SECONDS, "not every port shows its new certificate")
     await load.more_rounds(rounds)
-    progress.step("trusting the old authority no longer", 0.5)
+    load.begin_step(progress, "trusting the old authority no longer", 0.5)
     remove_former_authorities(folder)
     await installation.reload_databases()
     await load.more_rounds(rounds)
     # They connect to leaders, databases and each other anew, and answer no requests.
+    load.begin_step(progress, "restarting tailers and watchers", 0.6)
     await together(map(installation.cluster.restart, installation.named(Role.TAILER, Role.WATCHER)))
     await load.more_rounds(rounds)
 
 
 async def _replace_tokens(installation: _Installation, load: _Load, rounds: int, progress: Progress) -> int:
     """Return how many ports still serve the application's old token."""
-    progress.step("replacing tokens", 0.65)
+    load.begin_step(progress, "replacing tokens", 0.65)
     async with AsyncExitStack() as stack:
         old = await stack.enter_async_context(_knocker(installation, _WEB, token=installation.token_file("client")))
         await old.until_served(everywhere=True, what="not every port accepts the first token")
@@ -412,7 +428,7 @@ async def _replace_tokens(installation: _Installation, load: _Load, rounds: int,
                 await knocker.until_served(everywhere=True, what="not every port accepts the new token")
             new.replace(installation.token_file(role))
         await load.more_rounds(rounds)
-        progress.step("revoking the old tokens", 0.75)
+        load.begin_step(progress, "revoking the old tokens", 0.75)
         for token_id in (f"{_WEB}-1", "tailer-1"):
             await installation.revoke(token_id)
         await old.until_served(everywhere=False, what="the old token is still served")
@@ -468,7 +484,7 @@ async def run(settings: BenchSettings, progress: Progress, asked: RotationOption
         await load.more_rounds(rounds)
         await _replace_authority(installation, load, rounds, progress)
         outlived = await _replace_tokens(installation, load, rounds, progress)
-        progress.step("changing rights", 0.9)
+        load.begin_step(progress, "changing rights", 0.9)
         denied = await _change_rights(installation, load, graphs[1], rounds)
         await load.stop()
         return await _judge(installation, load, graphs[0], rounds, (outlived, denied))
