@@ -10,7 +10,7 @@ import asyncio
 import gzip
 import ssl
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -246,16 +246,26 @@ async def open_client(address: str, credentials: Credentials, tls: TlsFiles | No
 async def flood(session: Session, object_id: int) -> list[str]:
     """Send 126,000 critical reads, which no cache answers and which join no other, and return the outcome of each of
     126 requests: ``answered``, or the reason of its failure."""
-    request = pb.Request(read=pb.ReadBatch(obj_ids=[object_id] * FLOOD_READS, critical=True))
+    return await outcomes(session, [critical_reads(object_id)] * FLOOD_REQUESTS)
 
-    async def outcome() -> str:
+
+def critical_reads(object_id: int) -> pb.Request:
+    """Return a request of 1,000 critical reads."""
+    return pb.Request(read=pb.ReadBatch(obj_ids=[object_id] * FLOOD_READS, critical=True))
+
+
+async def outcomes(session: Session, requests: Iterable[pb.Request]) -> list[str]:
+    """Send all requests, and return the outcome of each: ``answered``, or the reason of its first failure."""
+
+    async def outcome(request: pb.Request) -> str:
         try:
             answer = await session.ask(request, _FLOOD_SECONDS)
         except TaoError as error:
             return error.reason
-        return answer.read.errors[0].reason if answer.read.errors else "answered"
+        errors = [*answer.read.errors, *(each.error for each in answer.write.results if each.HasField("error"))]
+        return errors[0].reason if errors else "answered"
 
-    return await asyncio.gather(*(outcome() for _ in range(FLOOD_REQUESTS)))
+    return await asyncio.gather(*map(outcome, requests))
 
 
 def _http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

@@ -11,15 +11,16 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
+import msgspec
 import pytest
 
-from loadtest.hostile.attacks import flood, open_client
+from loadtest.hostile.attacks import flood, open_client, outcomes
 from tao.client import Graph
 from tao.model.topology import CacheServer
 from tao.wire.identity import Credentials
 from tao.wire.session import Session
 from tao.wire.v1 import session_pb2 as pb
-from tests.e2e.hostile_rig import Rig, new_user
+from tests.e2e.hostile_rig import USER, Rig, new_user
 from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [
@@ -73,3 +74,53 @@ async def test_a_flood_of_critical_reads_delays_its_own_client_alone(rig: Rig, g
     assert before >= MISSES // 10
     times = f"{alone * 1000:.1f} ms alone, {beside * 1000:.1f} ms beside the flood"
     sys.stdout.write(f"\np99 of misses: {times}; {outcomes}\n")
+
+
+HONEST_REQUESTS = 40
+FLOOD_MISSES, MISSES_OF_A_BATCH = 12_000, 1_000
+FLOOD_WRITES, WRITES_OF_A_BATCH = 3_200, 32
+
+
+def reads(first_id: int, number: int = 1) -> pb.Request:
+    """Return a request of so many objects that nothing has: the ids from the first one on, of its shard."""
+    return pb.Request(read=pb.ReadBatch(obj_ids=range(first_id, first_id + number)))
+
+
+def update(object_id: int, times: int = 1) -> pb.Request:
+    write = pb.Write(obj_update=pb.ObjUpdate(id=object_id, otype=USER, patch=msgspec.msgpack.encode({1: "again"})))
+    return pb.Request(write=pb.WriteBatch(writes=[write] * times))
+
+
+async def answered_beside(hog: Session, requests: list[pb.Request], honest: Session, asked: list[pb.Request]) -> int:
+    """Have a client send all of its requests, and beside them another one its own, one after the other. Fail when any
+    fails. Returns how many of the latter were answered before the last of the former."""
+    assert await outcomes(honest, asked[:1]) == ["answered"]  # so the other client is not alone
+    flooding = asyncio.create_task(outcomes(hog, requests))
+    await asyncio.sleep(0)  # it is sent
+    before = 0
+    for request in asked[1:]:
+        assert await outcomes(honest, [request]) == ["answered"]
+        before += not flooding.done()
+    assert Counter(await flooding) == {"answered": len(requests)}
+    return before
+
+
+async def test_a_flood_of_misses_delays_its_own_client_alone(rig: Rig, graph: Graph) -> None:
+    user = await new_user(graph)
+    follower = rig.follower_of(user)
+    nothing = user + (1 << 31)
+    floods = [reads(nothing + first, MISSES_OF_A_BATCH) for first in range(0, FLOOD_MISSES, MISSES_OF_A_BATCH)]
+    own = [reads(nothing - 1 - number) for number in range(HONEST_REQUESTS)]
+    async with client(follower, "honest") as honest, client(follower, "hog") as hog:
+        before = await answered_beside(hog, floods, honest, own)
+    # In the order of their arrival, none would be answered before the whole flood.
+    assert before >= HONEST_REQUESTS // 4
+
+
+async def test_a_flood_of_writes_delays_its_own_client_alone(rig: Rig, graph: Graph) -> None:
+    user = await new_user(graph)
+    follower, hers = rig.follower_of(user), await graph.obj_add("user", {"name": "n"}, near=user)
+    floods = [update(hers, WRITES_OF_A_BATCH)] * (FLOOD_WRITES // WRITES_OF_A_BATCH)
+    async with client(follower, "honest") as honest, client(follower, "hog") as hog:
+        before = await answered_beside(hog, floods, honest, [update(user)] * HONEST_REQUESTS)
+    assert before >= HONEST_REQUESTS // 4
