@@ -318,7 +318,7 @@ class _Load:
             except TaoError as error:
                 self.failed_connections.append(self._failure(name, error, began, step))
             self.rounds[name] += 1
-            await asyncio.sleep(10 * _PAUSE_SECONDS)
+            await asyncio.sleep(5 * _PAUSE_SECONDS)
 
 
 class _Knocker:
