@@ -3,9 +3,9 @@
 Every client of every port speaks first, so nothing has to be made for a connection before its first bytes: it is a file
 descriptor in one epoll set with a place at the doorstep. That costs a tenth of a transport with its protocol and task,
 and the end of a crowd that never spoke is handled a few connections at a time, once in a millisecond if they leave one
-after the other. Those that lose their places are closed a few at a time, too. So a flood of silent connections delays
-requests little, and newcomers do not wait until something was made for each connection in front of them, or the one
-that it displaced was closed. Peers that have spoken are never behind those that have left.
+after the other. They are closed a few at a time later, as those are that lose their places. So a flood of silent
+connections delays requests little, and newcomers do not wait until something was made for each connection in front of
+them, or the one that it displaced was closed. Peers that have spoken are never behind those that have left.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from tao.wire.tls import RECORD_HEAD_BYTES, first_record_bytes
 
 _TURN_SECONDS: Final = 0.0003
 """The time for connections that are ready in one turn of the loop, as long as that for accepts: peers that have left,
-at 5 µs each, must not be accepted faster than they are found, or they would displace a newcomer behind them."""
+at 4 µs each, must not be accepted faster than they are found, or they would displace a newcomer behind them."""
 _CLOSING_SECONDS: Final = 0.0001
-"""The time for closing displaced connections in one turn of the loop, at 8 µs each, most of them in the system."""
+"""The time for closing connections in one turn of the loop, at 5 to 8 µs each, most of them in the system."""
 _CLOSING_PAUSE_SECONDS: Final = 0.002
-"""The time between such turns. With it they close more connections than a wave within the bounds of a port displaces
-until the next wave."""
-_MOST_DISPLACED: Final = 1_024
-"""Displaced connections that may wait to be closed, so that they take a bounded number of file descriptors."""
+"""The time between such turns. With it they close as many connections as a port accepts within its bounds."""
+_MOST_ENDED: Final = 1_024
+"""Connections that may wait to be closed, so that they take a bounded number of file descriptors."""
 _MOST_READY: Final = 4_096
 """Connections with events that are looked at in one turn: more than may be pending."""
 _LEFT: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -105,8 +104,8 @@ class SilentConnections:
         self._epolls: Final = list[select.epoll]()
         """The one that has all connections, when it was started."""
         self._reader: Final = PacedReader(self._epolls, self._look, now)
-        self._displaced: deque[_Closable] = deque()
-        """Connections that have lost their places, and wait to be closed."""
+        self._ended: deque[_Closable] = deque()
+        """Connections that have lost their places, or whose peers have left, and wait to be closed."""
         self._closing: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -139,7 +138,7 @@ class SilentConnections:
             is_ready = self._is_ready(number, peer, events_of.get(number, 0))
             if is_ready is None:
                 epoll.unregister(number)
-                os.close(number)
+                self.close_soon(_Descriptor(number))
                 continue
             place = self._pending.enter(address_of(peer), partial(self._displace, number))
             self._connections[number] = _Silent(place, peer)
@@ -151,8 +150,8 @@ class SilentConnections:
         """Close all of them. More may be added after another start."""
         for number in tuple(self._connections):
             self._close(number)
-        while self._displaced:
-            self._displaced.popleft().close()
+        while self._ended:
+            self._ended.popleft().close()
         if self._closing is not None:
             self._closing.cancel()
             self._closing = None
@@ -160,26 +159,26 @@ class SilentConnections:
         while self._epolls:
             self._epolls.pop().close()
 
-    def close_soon(self, displaced: _Closable) -> None:
-        """Close a connection that has lost its place."""
-        if len(self._displaced) >= _MOST_DISPLACED:
-            self._displaced.popleft().close()
-        self._displaced.append(displaced)
+    def close_soon(self, ended: _Closable) -> None:
+        """Close a connection that has lost its place, or whose peer has left."""
+        if len(self._ended) >= _MOST_ENDED:
+            self._ended.popleft().close()
+        self._ended.append(ended)
         if self._closing is None:
-            self._closing = asyncio.get_running_loop().call_later(_CLOSING_PAUSE_SECONDS, self._close_displaced)
+            self._closing = asyncio.get_running_loop().call_later(_CLOSING_PAUSE_SECONDS, self._close_ended)
 
     def _displace(self, number: int, reason: str) -> None:
         connection = self._take(number)
         self.close_soon(_Descriptor(number))
         self._on_turned_away(reason, name_of(connection.peer))
 
-    def _close_displaced(self) -> None:
-        """Close some of those that have lost their places, and go on in a moment."""
+    def _close_ended(self) -> None:
+        """Close some of those that have ended, and go on in a moment."""
         self._closing, began = None, self._now()
-        while self._displaced and self._now() - began < _CLOSING_SECONDS:
-            self._displaced.popleft().close()
-        if self._displaced:
-            self._closing = asyncio.get_running_loop().call_later(_CLOSING_PAUSE_SECONDS, self._close_displaced)
+        while self._ended and self._now() - began < _CLOSING_SECONDS:
+            self._ended.popleft().close()
+        if self._ended:
+            self._closing = asyncio.get_running_loop().call_later(_CLOSING_PAUSE_SECONDS, self._close_ended)
 
     def _close(self, number: int) -> None:
         self._pending.leave(self._take(number).place)
@@ -199,7 +198,7 @@ class SilentConnections:
         return self._connections.pop(number)
 
     def _look(self, epoll: select.epoll) -> int | None:
-        """Pass on the connections that have something to read, and close those whose peers have left, for one turn.
+        """Pass on the connections that have something to read, and give up those whose peers have left, for one turn.
         Returns how many have left, or None when somebody has spoken or there are more."""
         ends, has_spoken = self._now() + _TURN_SECONDS, False
         ready = epoll.poll(0, _MOST_READY)
@@ -213,7 +212,8 @@ class SilentConnections:
                 has_spoken = True
                 self._pass_on(number)
             elif is_ready is None:
-                self._close(number)
+                self._pending.leave(self._take(number).place)
+                self.close_soon(_Descriptor(number))
             if self._now() > ends:
                 return None
         return None if has_spoken else len(ready)

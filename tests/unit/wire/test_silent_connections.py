@@ -7,6 +7,7 @@ import os
 import select
 import socket
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -166,6 +167,7 @@ async def test_peers_that_leave_fast_are_found_together(port: Port, monkeypatch:
         return len(port.silent)
 
     clients = [port.connect() for _ in range(8)]
+    monkeypatch.setattr(port.silent, "close_soon", lambda ended: ended.close())
     monkeypatch.setattr(loop, "call_later", wait)
     assert [await leave(after) for after in (1.0, 0.0015, 0.0005, 0.0001, 0.0001, 0.0001)] == [7, 6, 5, 5, 5, 5]
     (resume,) = waiting
@@ -294,6 +296,20 @@ async def test_those_that_are_silent_for_too_long_are_closed(port: Port) -> None
     assert port.turned_away == [(LATE, "192.0.2.7:1")]
 
 
+async def test_a_connection_whose_peer_has_left_gives_its_place_back_before_it_is_closed(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close_soon, waiting = port.silent.close_soon, list[Any]()  # what has only to be closed
+    monkeypatch.setattr(port.silent, "close_soon", waiting.append)
+    clients = [port.connect(number) for number in range(10)]
+    for client in clients:
+        client.close()
+    await until(lambda: len(port.pending) == 0)
+    assert len(waiting) == 10
+    for ended in waiting:
+        close_soon(ended)
+
+
 async def test_displaced_connections_are_closed_for_a_short_time_in_a_turn_of_the_loop(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,7 +341,7 @@ async def test_displaced_connections_are_closed_for_a_short_time_in_a_turn_of_th
 async def test_a_bounded_number_of_displaced_connections_waits_to_be_closed(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tao.wire.silent_connections._MOST_DISPLACED", 3)
+    monkeypatch.setattr("tao.wire.silent_connections._MOST_ENDED", 3)
     clients = [port.connect(number) for number in range(15)]
     assert [number for number, client in enumerate(clients) if is_closed(client)] == [0, 1]
 
