@@ -108,9 +108,6 @@ class MissPath:
         """Fetch one query. The answer is `StaleRead` when the database lacks what this follower was sent, and
         `Unavailable` when the database cannot serve either. See `tao.serving.sources.FetchSource`."""
         asked.instead_until = self._now() + asked.timeout_seconds
-        if self._leader_is_down(asked.shard):
-            self._go_past(asked, "it has not answered recently")
-            return
         settings = self._settings
         fallback_seconds = settings.critical_seconds if asked.critical else settings.leader_seconds
         if fallback_seconds < asked.timeout_seconds:

@@ -117,7 +117,8 @@ class Subscriptions:
         self._log: Final = context.log
         database_of = lambda shard: configuration.routes.database_of(shard).name  # noqa: E731 - two users
         self._inbox: Final = Inbox(database_of)
-        self._hosted: frozenset[int] = frozenset()
+        self.hosted: frozenset[int] = frozenset()
+        """The shards that the topology assigns to this follower."""
         self._followed: Routes | None = None
         self._streams: dict[str, _LeaderStream] = {}
         self._behind: set[int] = set()
@@ -130,11 +131,6 @@ class Subscriptions:
         configuration.on_routes(self.follow_routes)
 
     @property
-    def hosted(self) -> frozenset[int]:
-        """The shards that the topology assigns to this follower."""
-        return self._hosted
-
-    @property
     def unsubscribed(self) -> int:
         """Number of shards that no leader confirms (any more)."""
         return len(self._behind)
@@ -142,21 +138,21 @@ class Subscriptions:
     def is_subscribed(self, shard: int) -> bool:
         """Return whether a leader has confirmed that it sends this follower the shard's changes, and has not failed
         since."""
-        return shard in self._hosted and shard not in self._behind
+        return shard in self.hosted and shard not in self._behind
 
     def follow_routes(self, routes: Routes) -> None:
         """Subscribe the hosted shards at their current leaders, and drop the shards that are not hosted any more."""
         hosted = self._own_shards(routes)
-        for shard in self._hosted - hosted:
+        for shard in self.hosted - hosted:
             self._cache.close_shard(shard)
             self._inbox.forget(shard)
             self._behind.discard(shard)
         former, self._followed = self._followed, routes
-        affected = hosted - self._hosted
+        affected = hosted - self.hosted
         if former is not None:
             affected |= hosted & affected_shards(former, routes, self._region).led
         self._mark_unconfirmed(affected)
-        self._hosted = hosted
+        self.hosted = hosted
         self._redirect_streams(routes, affected)
         self._follow_missing()
 
@@ -166,14 +162,14 @@ class Subscriptions:
         affected_by_leader: dict[str, set[int]] = {}
         for shard in sorted(affected):
             affected_by_leader.setdefault(leaders.home(shard).name, set()).add(shard)
-        homes = {home.name: home for home in map(leaders.home, self._hosted)}
+        homes = {home.name: home for home in map(leaders.home, self.hosted)}
         for name, leader_stream in self._streams.items():
             stream = leader_stream.stream
             if (
                 stream is None
                 or name not in homes  # its shards have other leaders, or it has left the topology
                 or stream.link is not self._links.to(homes[name])  # it has other addresses
-                or len(stream.shards - self._hosted) > _MAX_UNHOSTED_PART * len(stream.shards)
+                or len(stream.shards - self.hosted) > _MAX_UNHOSTED_PART * len(stream.shards)
             ):
                 leader_stream.changed.set()
             elif name in affected_by_leader:
@@ -183,8 +179,8 @@ class Subscriptions:
         """Subscribe everything again after a pause. Return when the leaders have confirmed it, and hence sent what was
         missed, or after ``timeout_seconds``: without leaders the follower goes on serving what is cached."""
         # The answer to a write may have been under way for longer than version floors are kept.
-        self._changes.note_begun(*self._hosted)
-        self._mark_unconfirmed(self._hosted)
+        self._changes.note_begun(*self.hosted)
+        self._mark_unconfirmed(self.hosted)
         self._caught_up.clear()
         for leader_stream in self._streams.values():
             leader_stream.changed.set()
@@ -211,10 +207,10 @@ class Subscriptions:
 
     def _shards_led_by(self, leader: str) -> list[int]:
         led = self._configuration.routes.leaders(self._region).shards_of(leader)
-        return [shard for shard in led if shard in self._hosted]
+        return [shard for shard in led if shard in self.hosted]
 
     def _is_led_by(self, leader: str, shard: int) -> bool:
-        return shard in self._hosted and self._configuration.routes.leaders(self._region).home(shard).name == leader
+        return shard in self.hosted and self._configuration.routes.leaders(self._region).home(shard).name == leader
 
     def _leader(self, name: str) -> CacheServer | None:
         servers = self._configuration.routes.leaders(self._region).servers
@@ -268,7 +264,7 @@ class Subscriptions:
 
         def positions_for(shards: Iterable[int]) -> list[Position]:
             home = self._configuration.routes.leaders(self._region).home
-            led = [shard for shard in shards if shard in self._hosted and home(shard).name == leader]
+            led = [shard for shard in shards if shard in self.hosted and home(shard).name == leader]
             return self._inbox.positions_for(led)
 
         return positions_for
@@ -312,7 +308,7 @@ class Subscriptions:
             self._apply(received)
         missing = {shard for shard in (*received.refused, *received.gaps) if self._is_led_by(leader, shard)}
         self._mark_unconfirmed(missing)
-        hosted, behind = self._hosted, self._behind
+        hosted, behind = self.hosted, self._behind
         subscribed = [shard for shard in received.confirmed if shard in hosted and shard not in behind]
         self._inbox.confirm(leader, subscribed)
         return missing
@@ -324,7 +320,7 @@ class Subscriptions:
         self.gaps += len(received.gaps)
         # A delivery without messages carries the version epoch, too.
         epochs = {messages.shard: messages.version_epoch for messages in reversed(received.messages)}
-        hosted, is_open = self._hosted, self._cache.is_open
+        hosted, is_open = self.hosted, self._cache.is_open
         opened = [shard for shard in received.confirmed if shard in hosted and not is_open(shard)]
         for shard in opened:
             self._cache.open_shard(shard, epochs.get(shard, 0))

@@ -534,27 +534,41 @@ class RemoteSource:
         self._settings: Final = settings
         self._budget: Final = context.budget
         self._gives_up: Final = gives_up
-        self._now: Final = asyncio.get_running_loop().time
-        self._gathering: TickBatcher[tuple[CacheServer, bool, str | None], FetchRequest] = TickBatcher(
-            self._ask_leader, settings.max_batch_queries
-        )
+        loop = asyncio.get_running_loop()
+        self._now: Final = loop.time
+        self._call_soon: Final = loop.call_soon
+        # By shard, because the leader of a shard is located once for all of its queries.
+        self._gathered: dict[tuple[int, bool, str | None], list[FetchRequest]] = {}
 
     def fetch(self, asked: FetchRequest) -> None:
         """Fetch one query; all attempts together take at most ``timeout_seconds``. See
         `FetchSource`."""
         asked.until = self._now() + asked.timeout_seconds
-        self._ask(asked)
+        self._gather(asked)
 
-    def _ask(self, asked: FetchRequest) -> None:
-        try:
-            leader = self._locate(asked.shard)
-        except TaoError as error:
-            asked.fail(error)
-        else:
-            self._gathering.add((leader, asked.critical, asked.caller), asked)
+    def _gather(self, asked: FetchRequest) -> None:
+        """Ask in the next turn of the loop, together with the other queries of this one."""
+        if not self._gathered:
+            self._call_soon(self._ask_leaders)
+        self._gathered.setdefault((asked.shard, asked.critical, asked.caller), []).append(asked)
 
-    def _ask_leader(self, to: tuple[CacheServer, bool, str | None], asked: list[FetchRequest]) -> None:
-        leader, critical, caller = to
+    def _ask_leaders(self) -> None:
+        gathered, self._gathered = self._gathered, {}
+        by_leader: dict[tuple[CacheServer, bool, str | None], list[FetchRequest]] = {}
+        for (shard, critical, caller), asked in gathered.items():
+            try:
+                leader = self._locate(shard)
+            except TaoError as error:
+                for one in asked:
+                    one.fail(error)
+            else:
+                by_leader.setdefault((leader, critical, caller), []).extend(asked)
+        most = self._settings.max_batch_queries
+        for (leader, critical, caller), asked in by_leader.items():
+            for start in range(0, len(asked), most):
+                self._ask_leader(leader, critical, caller, asked[start : start + most])
+
+    def _ask_leader(self, leader: CacheServer, critical: bool, caller: str | None, asked: list[FetchRequest]) -> None:
         # The request's batch is filled in place, because protobuf copies a message that is assigned to a field.
         request = pb.Request(topology_version=self._configuration.routes.version)
         order = encode_queries([(one.query, one.minimum) for one in asked], request.read)
@@ -645,7 +659,7 @@ class RemoteSource:
             if attempt >= self._settings.max_attempts or self._now() + pause_seconds >= asked.until:
                 asked.fail(last)
                 return
-        self._ask(msgspec.structs.replace(asked, attempt=attempt, is_answered=False))
+        self._gather(msgspec.structs.replace(asked, attempt=attempt, is_answered=False))
 
 
 def _fault_of(query: Query, value: bytes) -> ProtocolError | None:

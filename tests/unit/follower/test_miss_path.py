@@ -93,14 +93,6 @@ async def test_a_leader_that_cannot_serve_is_bypassed_with_the_same_minimum(faul
     assert rig.path.direct_reads == 1
 
 
-async def test_a_leader_known_to_be_down_is_not_asked() -> None:
-    rig = Rig()
-    rig.leader_is_down = True
-    await rig.fetch()
-    assert rig.leaders.asked == []
-    assert len(rig.database.asked) == 1
-
-
 @pytest.mark.parametrize("fault", [Overloaded("too much"), StaleRead("nobody has it")])
 async def test_other_errors_of_a_leader_are_returned(fault: TaoError) -> None:
     rig = Rig(fault)
@@ -109,10 +101,9 @@ async def test_other_errors_of_a_leader_are_returned(fault: TaoError) -> None:
     assert rig.database.asked == []
 
 
-@pytest.mark.parametrize("fault", [Unavailable("away"), NotMine("moving"), DeadlineExceeded("slow"), None])
-async def test_a_critical_read_needs_the_master_database_and_no_leader(fault: TaoError | None) -> None:
+@pytest.mark.parametrize("fault", [Unavailable("away"), NotMine("moving"), DeadlineExceeded("slow")])
+async def test_a_critical_read_needs_the_master_database_and_no_leader(fault: TaoError) -> None:
     rig = Rig(fault)
-    rig.leader_is_down = fault is None
     await rig.fetch(HERE, 7, critical=True)
     assert rig.database.asked == [(ObjectQuery(HERE), 7, True)]
     await rig.fetch(ELSEWHERE, critical=True)
@@ -222,7 +213,6 @@ async def test_without_leader_and_database_the_error_says_why_neither_can_serve(
 
 async def test_direct_reads_are_bounded() -> None:
     rig = Rig(Unavailable("away"), max_under_way=2)
-    rig.leader_is_down = True
     gate = rig.database.gate = Gate()
     reading = [asyncio.ensure_future(rig.fetch()) for _ in range(2)]
     await gate.arrived.wait()
