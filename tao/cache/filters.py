@@ -19,7 +19,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tao.cache.bloom_filter import BloomFilter
-from tao.cache.version_floors import floor_key
 from tao.model.changes import ListChange
 
 _LOOSE_SHARE: Final = 0.25  # the part of deleted ids from which a rebuild pays
@@ -182,7 +181,7 @@ class FilterTable:
 
 
 _NO_TABLES: Final[dict[int, FilterTable]] = {}
-_NO_BUILDS: Final[dict[int, FilterBuild]] = {}
+_NO_BUILDS: Final[dict[tuple[int, int], FilterBuild]] = {}
 """The empty tables and builds of a shard that has never had a filter. Never changed: the first one replaces them."""
 
 
@@ -217,13 +216,13 @@ class ShardFilters:
         `give_up`."""
         if self.builds is _NO_BUILDS:
             self.builds = {}
-        build = self.builds[floor_key(id1, atype)] = FilterBuild(id1, atype, floor, version_epoch)
+        build = self.builds[id1, atype] = FilterBuild(id1, atype, floor, version_epoch)
         return build
 
     def give_up(self, build: FilterBuild) -> None:
         build.is_abandoned = True
-        if self.builds.get(floor_key(build.id1, build.atype)) is build:
-            del self.builds[floor_key(build.id1, build.atype)]
+        if self.builds.get((build.id1, build.atype)) is build:
+            del self.builds[build.id1, build.atype]
 
     def put(self, build: FilterBuild) -> bool:
         """Store the filter of a build that has caught up. Returns False when there is no room."""
@@ -240,7 +239,7 @@ class ShardFilters:
     # changes and versions that become known
 
     def apply(self, change: ListChange) -> None:
-        build = self.builds.get(floor_key(change.id1, change.atype)) if self.builds else None
+        build = self.builds.get((change.id1, change.atype)) if self.builds else None
         if build is not None:
             build.keep(change)
         held = self.get(change.id1, change.atype) if self.tables else None
@@ -249,7 +248,7 @@ class ShardFilters:
 
     def note_version(self, id1: int, atype: int, version: int) -> None:
         """Note that the list has reached ``version`` by changes that are not known."""
-        build = self.builds.get(floor_key(id1, atype)) if self.builds else None
+        build = self.builds.get((id1, atype)) if self.builds else None
         if build is not None:
             build.note_version(version)
         if 0 < self.version(id1, atype) < version:
@@ -257,7 +256,7 @@ class ShardFilters:
 
     def drop(self, id1: int, atype: int) -> None:
         """Drop the filter of the list, because what is known of the list may be wrong."""
-        build = self.builds.get(floor_key(id1, atype)) if self.builds else None
+        build = self.builds.get((id1, atype)) if self.builds else None
         if build is not None:
             build.is_abandoned = True
         if atype in self.tables:

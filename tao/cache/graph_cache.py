@@ -365,46 +365,51 @@ class GraphCache:
 
     def store_object(self, ticket: FillTicket, value: bytes, version_epoch: int, now: float) -> Stored:
         """Store an object value that was read under ``ticket`` from a source at ``version_epoch``."""
-        shard, outcome = self._accept(ticket, value, version_epoch, now)
-        return self._recorded(ticket, value, outcome if shard is None else shard.store_object(ticket, value))
+        version = version_of(value)
+        shard, outcome = self._accept(ticket, version, version_epoch, now)
+        return self._recorded(ticket, version, outcome if shard is None else shard.store_object(ticket, value))
 
     def store_list(self, ticket: FillTicket, block: bytes, version_epoch: int, now: float) -> Stored:
         """Store an edge block, if it starts at position 0."""
-        shard, outcome = self._accept(ticket, block, version_epoch, now)
-        return self._recorded(ticket, block, outcome if shard is None else shard.store_list(ticket, block))
+        version = version_of(block)
+        shard, outcome = self._accept(ticket, version, version_epoch, now)
+        return self._recorded(ticket, version, outcome if shard is None else shard.store_list(ticket, block))
 
     def store_count(self, ticket: FillTicket, value: bytes, version_epoch: int, now: float) -> Stored:
         """Store a count value. ``ticket`` is a ticket of the list."""
-        shard, outcome = self._accept(ticket, value, version_epoch, now)
-        return self._recorded(ticket, value, outcome if shard is None else shard.store_count(ticket, value))
+        version = version_of(value)
+        shard, outcome = self._accept(ticket, version, version_epoch, now)
+        return self._recorded(ticket, version, outcome if shard is None else shard.store_count(ticket, value))
 
     def pass_over(self, ticket: FillTicket, value: bytes, version_epoch: int, now: float) -> Stored:
         """Check a value as the methods above do, but do not store it."""
-        shard, outcome = self._accept(ticket, value, version_epoch, now)
+        version = version_of(value)
+        shard, outcome = self._accept(ticket, version, version_epoch, now)
         if shard is not None:
-            outcome = shard.note_not_kept(ticket, version_of(value))
-        self.recorder.record_key(ticket.id, ticket.atype, outcome, version_of(value))
+            outcome = shard.note_not_kept(ticket, version)
+        self.recorder.record_key(ticket.id, ticket.atype, outcome, version)
         return outcome
 
-    def _recorded(self, ticket: FillTicket, value: bytes, outcome: Stored) -> Stored:
+    def _recorded(self, ticket: FillTicket, version: int, outcome: Stored) -> Stored:
         self.not_kept += outcome is Stored.NOT_KEPT
-        self.recorder.record_key(ticket.id, ticket.atype, outcome, version_of(value))
+        self.recorder.record_key(ticket.id, ticket.atype, outcome, version)
         return outcome
 
     def _accept(
-        self, ticket: FillTicket, value: bytes, version_epoch: int, now: float
+        self, ticket: FillTicket, version: int, version_epoch: int, now: float
     ) -> tuple[CachedShard | None, Stored]:
-        """Return the shard if it accepts the value, or the reason why it does not."""
+        """Return the shard if it accepts a value of this version, or the reason why it does not."""
         shard = self._shards.get(ticket.id >> SHARD_SHIFT)
         if shard is None:
-            below = version_of(value) < ticket.floor
+            below = version < ticket.floor
             return None, Stored.BELOW_FLOOR if below else Stored.NOT_KEPT
         # Compared before the epoch is learned: a fill that itself brings a new version epoch is kept.
         is_invalid = ticket.shard_epoch != shard.shard_epoch
-        self._learn(shard, version_epoch)
-        outcome = shard.check_fill(ticket, value, version_epoch, now)
+        if version_epoch > shard.version_epoch:
+            self._learn(shard, version_epoch)
+        outcome = shard.check_fill(ticket, version, version_epoch, now)
         if outcome is Stored.STORED and is_invalid:
-            outcome = shard.note_not_kept(ticket, version_of(value))
+            outcome = shard.note_not_kept(ticket, version)
         return (shard if outcome is Stored.STORED else None), outcome
 
     # messages and changesets

@@ -20,7 +20,7 @@ from tao.cache.pair_filters import PairBuild, ShardPairFilters
 from tao.cache.settings import CacheSettings
 from tao.cache.splices import splice
 from tao.cache.tables import Arenas, CountTable, EntryTable
-from tao.cache.version_floors import VersionFloors, floor_key
+from tao.cache.version_floors import VersionFloors
 from tao.model.changes import ListChange, ObjectChange
 from tao.model.edge_block import (
     COMPLETE,
@@ -193,7 +193,7 @@ class CachedShard:
         value that is held, of a caller that has looked it up."""
         if held is None:
             held = self.held_count(key, atype) if atype else self.held_object(key)
-        known = self.floors.get(floor_key(key, atype))
+        known = self.floors.get(key, atype)
         departed = self._arenas.departed.get(key, atype)
         if departed > known:
             known = departed
@@ -252,7 +252,7 @@ class CachedShard:
 
     def raise_floor(self, key: int, atype: int, version: int, now: float) -> Applied:
         """Raise the version floor, and drop an older value."""
-        self.floors.raise_to(floor_key(key, atype), version, now)
+        self.floors.raise_to(key, atype, version, now)
         self.filters.note_version(key, atype, version)
         self.pairs.note_version(key, atype, version)
         held = self.held(key, atype)
@@ -327,11 +327,11 @@ class CachedShard:
 
     # fills
 
-    def check_fill(self, ticket: FillTicket, value: bytes, version_epoch: int, now: float) -> Stored:
-        """Return `Stored.STORED` when the fill may be stored, else the reason why not. The caller has recorded
-        ``version_epoch`` before, and stores the value in the same synchronous call: no message can come in between."""
+    def check_fill(self, ticket: FillTicket, version: int, version_epoch: int, now: float) -> Stored:
+        """Return `Stored.STORED` when a value of this version may be stored, else the reason why not. The caller has
+        recorded ``version_epoch`` before, and stores the value in the same synchronous call: no message can come in
+        between."""
         self._arenas.moment.now = now
-        version = version_of(value)
         floor = self.floor(ticket.id, ticket.atype)
         # Epoch 0: not known when the ticket was taken.
         floor_is_of_lost_master = 0 < ticket.version_epoch < self.version_epoch
@@ -393,7 +393,7 @@ class CachedShard:
         self._arenas.moment.now = now
         key, after = change.id, change.after
         held = self.held_object(key)
-        self.floors.raise_to(floor_key(key, 0), after, now)
+        self.floors.raise_to(key, 0, after, now)
         if held and version_of(held) >= after:
             return Applied.IGNORED
         if not held and (not insert or self.floor(key, 0) > after or self.floors.is_overflowed(now)):
@@ -412,7 +412,7 @@ class CachedShard:
         held = block  # a list begins with its version, as a count does
         if not block and (counts := self.counts.get(atype)) is not None:
             held = counts.peek(id1) or b""
-        self.floors.raise_to(floor_key(id1, atype), after, now)
+        self.floors.raise_to(id1, atype, after, now)
         if self.filters.tables or self.filters.builds:
             self.filters.apply(change)
         if self.pairs.filters or self.pairs.builds:
@@ -445,7 +445,7 @@ class CachedShard:
         """Return whether the key is held at ``version`` or later, and that version is its floor: another change to
         ``version`` or an older one would change nothing. Where only the entry has the version, a membership filter or
         a pair filter may lack the change."""
-        if self.floors.get(floor_key(key, atype)) < version:
+        if self.floors.get(key, atype) < version:
             return False
         held = self.held(key, atype)
         return bool(held) and version_of(held) >= version

@@ -79,17 +79,14 @@ class Arenas:
         }
 
     def for_object(self, otype: int) -> Arena:
-        """Return the arena of absent objects. They have no type and lie in the default arena."""
-        return self._named(self.types.object_arena(otype)) if otype else self._arenas[DEFAULT_ARENA]
+        """Return the arena of objects of a type; absent ones have none and lie in the default arena."""
+        return (self._arenas.get(self.types.object_arena(otype)) if otype else None) or self._arenas[DEFAULT_ARENA]
 
     def for_list(self, atype: int) -> Arena:
-        return self._named(self.types.list_arena(atype))
+        return self._arenas.get(self.types.list_arena(atype)) or self._arenas[DEFAULT_ARENA]
 
     def all(self) -> Mapping[str, Arena]:
         return self._arenas
-
-    def _named(self, name: str) -> Arena:
-        return self._arenas.get(name) or self._arenas[DEFAULT_ARENA]
 
 
 class EntryTable:

@@ -17,12 +17,6 @@ from array import array
 from math import inf
 from typing import Final
 
-
-def floor_key(key_id: int, atype: int) -> int:
-    """Return one integer for a list (and its count), or with ``atype`` 0 for an object."""
-    return key_id << 32 | atype
-
-
 _TYPE_MASK: Final = 0xFFFFFFFF
 _NO_FLOORS: Final[dict[int, int]] = {}
 """The halves of a shard that has had no floors yet. Never changed: `VersionFloors.rotate` replaces them before that."""
@@ -30,7 +24,8 @@ _NO_FLOORS: Final[dict[int, int]] = {}
 
 class VersionFloors:
     """The version floors of one shard, in two halves. The older half is forgotten when the younger is
-    ``floor_seconds`` old, so a floor lives for one to two times that long."""
+    ``floor_seconds`` old, so a floor lives for one to two times that long. The halves have one integer for a list (and
+    its count), or with ``atype`` 0 for an object."""
 
     __slots__ = ("_floor_seconds", "_max_floors", "_old", "_rotated", "_young", "overflowed_until", "overflows")
 
@@ -44,8 +39,9 @@ class VersionFloors:
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
 
-    def get(self, key: int) -> int:
+    def get(self, key_id: int, atype: int) -> int:
         """Return the floor, 0 when there is none."""
+        key = key_id << 32 | atype
         young = self._young.get(key, 0)
         return max(young, self._old.get(key, 0)) if self._old else young
 
@@ -58,9 +54,9 @@ class VersionFloors:
                     floors[key >> 32] = max(version, floors.get(key >> 32, 0))
         return floors
 
-    def raise_to(self, key: int, version: int, now: float) -> None:
-        """Raise the floor of ``key`` to ``version``. A floor that is higher already stays, and its lifetime starts
-        anew."""
+    def raise_to(self, key_id: int, atype: int, version: int, now: float) -> None:
+        """Raise the floor to ``version``. A floor that is higher already stays, and its lifetime starts anew."""
+        key = key_id << 32 | atype
         if now - self._rotated >= self._floor_seconds:
             self.rotate(now)
         young = self._young

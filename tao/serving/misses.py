@@ -255,8 +255,9 @@ class _MissedBatch:
             return
         self._is_beginning = True
         try:
-            reply = self._reply
-            while self._granted and not (self._is_over or reply.closed):
+            # A peer does not leave while misses are begun: that is another event of the loop.
+            is_closed = self._reply.closed
+            while self._granted and not (self._is_over or is_closed):
                 slot = next(self._waiting)
                 try:
                     self._begin_slot(slot)
@@ -719,10 +720,7 @@ class LoneMiss(LoneFetch):
             key, fetch_query = (query.id1, query.atype), _prefix(query, min(wanted_edges, limit))
         elif not isinstance(query, ObjectQuery | CountQuery):
             return False
-        if not single_flight.may_begin_alone(key):
-            return False
-        cls(misses, receiver, key, query, fetch_query, slot).begin()
-        return True
+        return cls(misses, receiver, key, query, fetch_query, slot).begin()
 
     def waiter(self) -> Miss:
         """See `LoneFetch.waiter`."""

@@ -282,7 +282,7 @@ class CachingServer(Generic[SettingsType]):
         settings = self._settings
         self._arenas = arena_budgets(settings.cache_mb, settings.arena_mb)
         self._types = SchemaArenas(context.configuration.schema, self._arenas)
-        recorder = KeyHistoryRecorder(settings.key_history, context.clock.unix_ms)
+        recorder = KeyHistoryRecorder(settings.key_history, context.clock)
         self._cache = GraphCache(CacheSettings(arena_bytes=self._arenas), self._types, recorder)
 
     def _list_limit(self, atype: int) -> int:

@@ -231,17 +231,18 @@ class SingleFlight:
         self.started += 1
         return fetch
 
-    def may_begin_alone(self, key: Hashable) -> bool:
-        """Return whether a `LoneFetch` of the key may begin: there is no other fetch of it, and room for one more."""
-        settings = self.settings
-        return key not in self._by_key and self.waiting < settings.max_waiting and len(self._all) < settings.max_fetches
-
-    def add_alone(self, lone: LoneFetch) -> None:
-        """Note a fetch that `may_begin_alone` and begins now."""
-        self._by_key[lone.key] = lone
+    def add_alone(self, lone: LoneFetch) -> bool:
+        """Note a fetch that begins now, and give it its ticket. Returns False, and does nothing, when there is another
+        fetch of its key, or no room for one more."""
+        settings, key = self.settings, lone.key
+        if key in self._by_key or self.waiting >= settings.max_waiting or len(self._all) >= settings.max_fetches:
+            return False
+        lone.ticket = self.ticket(lone.fetch_query)
+        self._by_key[key] = lone
         self._all.add(lone)
         self.waiting += 1
         self.started += 1
+        return True
 
     def open(self, lone: LoneFetch, waiter: FetchWaiter) -> Fetch:
         """Return the fetch that a lone one becomes, for the waiter of its query."""
@@ -448,7 +449,7 @@ class LoneFetch(ABC):
         self.single_flight: Final = single_flight
         self.key: Final = key
         self.fetch_query: Final = fetch_query
-        self.ticket: Final = single_flight.ticket(fetch_query)
+        self.ticket: FillTicket
         self._fetch: Fetch | None = None  # what it has become
         self._is_finished = False
 
@@ -458,7 +459,7 @@ class LoneFetch(ABC):
 
     @abstractmethod
     def finish(self, fetched: Fetched | TaoError) -> None:
-        """Take what was fetched and stored. It may be called again, with an error, when it has raised."""
+        """Take what was fetched and stored. It is called again, with an error, when it has raised."""
 
     def opened(self) -> Fetch:
         """Return the fetch that this one becomes or has become."""
@@ -469,10 +470,12 @@ class LoneFetch(ABC):
             fetch = self._fetch = self.single_flight.open(self, waiter)
         return fetch
 
-    def begin(self) -> None:
-        """Ask the source. `SingleFlight.may_begin_alone` comes first, in the same synchronous call."""
+    def begin(self) -> bool:
+        """Ask the source. Returns False when the query has to join another fetch, or may not begin one: see
+        `SingleFlight.add_alone`."""
         single_flight = self.single_flight
-        single_flight.add_alone(self)
+        if not single_flight.add_alone(self):
+            return False
         try:
             ticket, seconds = self.ticket, single_flight.settings.timeout_seconds
             shard = ticket.id >> SHARD_SHIFT
@@ -484,12 +487,14 @@ class LoneFetch(ABC):
             # A bug must not leave a fetch that others join and that never finishes.
             _logger.exception("a fetch could not be started")
             self._take(InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
+        return True
 
     def _pause(self, failure: TaoError) -> bool:
         return self.opened().pause(failure)
 
     def _take(self, fetched: Fetched | TaoError) -> None:
         if self._is_finished:
+            self.finish(fetched)  # the source calls once more, with an error, because the first call has raised
             return
         if self._fetch is None and not isinstance(fetched, TaoError):
             single_flight = self.single_flight
@@ -497,6 +502,6 @@ class LoneFetch(ABC):
                 self._is_finished = True
                 # Before the query is answered: when it needs another fetch, it must not join this one again.
                 single_flight.remove(self, 1)
-                deliver(self.finish, fetched)
+                self.finish(fetched)
                 return
         self.opened().take(fetched)

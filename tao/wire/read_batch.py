@@ -204,7 +204,7 @@ def encode_queries(queries: Sequence[tuple[Query, int]], batch: pb.ReadBatch) ->
     """
     order = [0]
     if len(queries) != 1:
-        order = sorted(range(len(queries)), key=lambda index: _OPERATION_OF[type(queries[index][0])])
+        order = sorted(range(len(queries)), key=[_OPERATION_OF[type(query)] for query, _ in queries].__getitem__)
     batch.for_fill = True
     starts: list[int] = []
     for slot, index in enumerate(order):

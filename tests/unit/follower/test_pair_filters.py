@@ -372,7 +372,7 @@ async def test_a_write_while_the_filter_is_built_is_in_it() -> None:
         building = asyncio.ensure_future(rig.filters.run_once())
         await gate.arrived.wait()
         await rig.region.leader.write(AssocAdd(NEW, FOLLOWS, B, 99, b""))
-        await until(lambda: rig.place.floors.get(NEW << 32 | FOLLOWS))
+        await until(lambda: rig.place.floors.get(NEW, FOLLOWS))
         gate.open()
         await building
         assert not rig.denies(NEW, B)

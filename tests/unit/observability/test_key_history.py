@@ -8,6 +8,7 @@ from tao.model.changes import ObjectChange, ObjectInvalidation, ShardInvalidatio
 from tao.model.graph import encode_object
 from tao.model.ids import SHARD_SHIFT
 from tao.observability.key_history import KeyHistoryRecorder, KeyHistorySettings
+from tests.rigs.pacing import ManualClock
 from tests.rigs.versions import make_version
 
 A, B, ELSEWHERE = 1, 2, 1 << SHARD_SHIFT
@@ -29,11 +30,11 @@ class Types:
 
 
 class Rig:
-    """A cache with a story, and a wall clock that the test moves."""
+    """A cache with a story, and a clock that the test moves."""
 
     def __init__(self, settings: KeyHistorySettings | None = None) -> None:
-        self.unix_ms = 1_000
-        self.story = KeyHistoryRecorder(settings or KeyHistorySettings(), lambda: self.unix_ms)
+        self.clock = ManualClock()
+        self.story = KeyHistoryRecorder(settings or KeyHistorySettings(), self.clock)
         self.cache = GraphCache(CacheSettings(arena_bytes={"default": 1 << 16}, credit_slots=1009), Types(), self.story)
         self.shard = A >> SHARD_SHIFT
         self.cache.open_shard(self.shard, 1)
@@ -107,17 +108,19 @@ def test_causes_nest_and_end_with_their_work_even_when_it_fails() -> None:
 
 def test_it_forgets_the_oldest_and_says_since_when_it_remembers() -> None:
     rig = Rig(KeyHistorySettings(key_events=4, shard_events=1))
-    assert rig.story.history_of(A, 0).since_unix_ms == 1_000
+    began_unix_ms = rig.clock.unix_ms()
+    assert rig.story.history_of(A, 0).since_unix_ms == began_unix_ms
     for _ in range(3):
-        rig.unix_ms += 1
+        rig.clock.now += 1.0
         rig.fill(A, v(1))
         rig.cache.bump_shard(rig.shard)
     story = rig.story.history_of(A, 0)
-    assert story.since_unix_ms == 1_002
+    assert story.since_unix_ms == began_unix_ms + 2_000
+    assert [event.unix_ms - began_unix_ms for event in story.events] == [2_000, 2_000, 3_000, 3_000, 3_000]
     assert [event.event for event in story.events] == ["fill_begun", "stored", "fill_begun", "stored", "voided"]
 
 
 def test_nothing_is_kept_when_nothing_shall_be() -> None:
     rig = Rig(KeyHistorySettings(key_events=0, shard_events=0))
     rig.fill(A, v(1))
-    assert rig.story.history_of(A, 0) == KeyHistory((), 1_000)
+    assert rig.story.history_of(A, 0) == KeyHistory((), rig.clock.unix_ms())
