@@ -1,6 +1,7 @@
 from typing import final
 
 from tao.cache import GraphCache
+from tao.model.queries import Query
 from tao.routing.read_rates import ReadRates
 from tao.serving.access import ReadCheck
 
@@ -20,4 +21,4 @@ class HitBatches:
         rates: ReadRates,
         check: ReadCheck | None,
         for_fill: bool,
-    ) -> tuple[bytes, tuple[int, int, int, int, int, int], list[int], int] | None: ...
+    ) -> tuple[bytes, tuple[int, int, int, int, int, int], list[int], list[Query], dict[int, int], int] | None: ...

@@ -3,8 +3,8 @@
 
 Its specification is the usual way, `tao.serving.read_service.ReadService.handle`, which takes whatever is left to it
 here by None: the answer is the same, byte by byte (`tests/conformance/test_hit_batches.py`). So only the usual form of
-a request is understood here, and everything rare is left over. Queries that the cache cannot answer are returned as
-missed slots, and the answer to the others is then the first part of the whole.
+a request is understood here, and everything rare is left over. Queries that the cache cannot answer are returned with
+their slots, and the answer to the others is then the first part of the whole.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -13,6 +13,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from tao.model.graph import EXISTS_NOT
+from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, RangeQuery, TimeRangeQuery
 from tao.serving.access import NOTHING_SHOWN
 
 cdef enum:
@@ -211,8 +212,9 @@ cdef class HitBatches:
         check,
         bint for_fill,
     ):
-        """Return the encoded answer, the number of queries of each operation, the slots that are missed, and the bytes
-        of all values; None when the request is for the usual way. Of a batch of misses the answer is empty.
+        """Return the encoded answer, the number of queries of each operation, the slots that are missed and their
+        queries, the minimum versions by slot, and the bytes of all values; None when the request is for the usual way.
+        Of a batch of misses the answer is empty.
 
         ``newest_version`` is the topology's. A batch of more than ``max_queries`` is left over. ``rates`` are the read
         rates of this server, a `tao.routing.read_rates.ReadRates`, by whose hot keys an answer is marked. ``check`` is
@@ -254,6 +256,9 @@ cdef class HitBatches:
             return None
         cdef Py_ssize_t place
         cdef list missed = [place for place in range(len(values)) if values[place] is None]
+        cdef list missed_queries = []
+        if missed and not add_missed_queries(&asked, values, missed_queries):
+            return None
         cdef uint64_t total = 0
         for each in values:
             if each is not None:
@@ -270,7 +275,7 @@ cdef class HitBatches:
             if hot:
                 last_fields = self.encoded_hot(&asked, rates, <dict?>hot, values, check is not None)
         cdef bytes message = self.encoded(asked.number, values, last_fields, <bint>missed)
-        return message, (objects, counts, ranges, windows, gets, exists), missed, total
+        return message, (objects, counts, ranges, windows, gets, exists), missed, missed_queries, minimums or {}, total
 
     cdef bint ask_filters(self, list unknown_edges, list values) except -1:
         """Put the edges in their slots that membership filters decide, which no entry has decided; False when they are
@@ -598,6 +603,54 @@ cdef class HitBatches:
             at += size
         memcpy(at, PyBytes_AS_STRING(last_fields), PyBytes_GET_SIZE(last_fields))
         return message
+
+
+cdef bint add_missed_queries(Asked *asked, list values, list queries) except -1:
+    """Append the query of each slot without a value; False when one has an id that no query may carry. The columns were
+    read once and are whole."""
+    cdef uint64_t slot = 0, id1 = 0, id2 = 0, atype = 0, pos = 0, limit = 0, high = 0, low = 0, size = 0, start = 0
+    cdef Span columns[LAST_COLUMN + 1]
+    cdef Span id2s
+    cdef int place
+    memcpy(columns, asked.whole, sizeof(columns))
+    for place in range(6):
+        while take_fixed(&columns[ID_FIELDS[place]], &id1):
+            if place:
+                take_varint(&columns[ATYPE_FIELDS[place]], &atype)
+            if place == 2:
+                take_varint(&columns[RANGE_POSITIONS], &pos)
+                take_varint(&columns[RANGE_LIMITS], &limit)
+            elif place == 3:
+                take_fixed(&columns[TIME_RANGE_STARTS], &start)  # it stays 0 without that column
+                take_varint(&columns[TIME_RANGE_HIGHS], &high)
+                take_varint(&columns[TIME_RANGE_LOWS], &low)
+                take_varint(&columns[TIME_RANGE_LIMITS], &limit)
+            elif place == 4:
+                take_varint(&columns[GET_ID2_COUNTS], &size)
+                id2s.at = columns[GET_ID2S].at
+                columns[GET_ID2S].at += 8 * size
+                take_varint(&columns[GET_HIGHS], &high)
+                take_varint(&columns[GET_LOWS], &low)
+            elif place == 5:
+                take_fixed(&columns[EXIST_ID2S], &id2)
+            slot += 1
+            if values[slot - 1] is not None:
+                continue
+            if not 0 < id1 <= MAX_SIGNED:
+                return False
+            if place == 0:
+                queries.append(ObjectQuery(id1))
+            elif place == 1:
+                queries.append(CountQuery(id1, atype))
+            elif place == 2:
+                queries.append(RangeQuery(id1, atype, pos, limit))
+            elif place == 3:
+                queries.append(TimeRangeQuery(id1, atype, high, low, limit, start))
+            elif place == 4:
+                queries.append(EdgesQuery(id1, atype, tuple(dict.fromkeys(ids_of(id2s.at, size))), high, low))
+            else:
+                queries.append(EdgesQuery(id1, atype, (id2,)))
+    return True
 
 
 cdef bytes packed(int field, list numbers):

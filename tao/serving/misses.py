@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from math import inf
 from typing import Final, NamedTuple, Protocol
 
@@ -47,7 +47,7 @@ from tao.serving.shares import WorkShares
 from tao.serving.single_flight import FetchWaiter, LoneFetch, SingleFlight
 from tao.serving.sources import FetchRequest, deliver, not_there_yet
 from tao.wire.identity import PeerIdentity
-from tao.wire.read_batch import BatchQueries, OperationSizes, id1s_of, operation_at
+from tao.wire.read_batch import MissedQueries, OperationSizes, id1s_of, operation_at
 from tao.wire.session import Reply, failure
 from tao.wire.v1 import session_pb2 as pb
 
@@ -127,21 +127,21 @@ class Misses:
         self,
         request: pb.Request,
         sizes: OperationSizes,
-        slots: Sequence[int],
+        missed: MissedQueries,
         reply: Reply,
         room: int,
         check: ReadCheck | None = None,
     ) -> None:
-        """Answer these slots of the batch, now or later. ``room`` is how many bytes of values still fit the answer.
+        """Answer these queries of the batch, now or later. ``room`` is how many bytes of values still fit the answer.
         ``check`` says what the caller may read; None: everything."""
-        batch = request.read
-        answers = MissAnswers(reply, len(slots), batch.for_fill, self.settings, room)
+        slots = missed.slots
+        answers = MissAnswers(reply, len(slots), request.read.for_fill, self.settings, room)
         try:
             seconds = work_seconds(request.deadline_ms)
         except DeadlineExceeded as refused:
             answers.fail_rest(slots, refused)
         else:
-            _MissedBatch(self, request, sizes, slots, reply, answers, check).begin(seconds)
+            _MissedBatch(self, request, sizes, missed, reply, answers, check).begin(seconds)
 
 
 class MissReceiver(Protocol):
@@ -175,6 +175,7 @@ class _MissedBatch:
         "_is_beginning",
         "_is_over",
         "_max_staleness_ms",
+        "_minimums",
         "_misses",
         "_open",
         "_queries",
@@ -194,15 +195,16 @@ class _MissedBatch:
         misses: Misses,
         request: pb.Request,
         sizes: OperationSizes,
-        slots: Sequence[int],
+        missed: MissedQueries,
         reply: Reply,
         answers: MissAnswers,
         check: ReadCheck | None,
     ) -> None:
-        batch = request.read
+        batch, slots = request.read, missed.slots
         self._misses: Final = misses
         self._check: Final = check
-        self._queries: Final = BatchQueries(batch, sizes)
+        self._queries: Final = missed.queries
+        self._minimums: Final = missed.minimums
         self._sizes: Final = sizes
         self._first_exists: Final = sum(sizes) - sizes.exists  # the slot: the group is the last one
         self._slots: Final = slots
@@ -289,11 +291,10 @@ class _MissedBatch:
                     self._finish_slot(slot, refused)
 
     def _begin_slot(self, slot: int) -> None:
-        misses = self._misses
+        misses, check = self._misses, self._check
+        query = next(self._queries)
         if self._answers.is_full:
             raise AnswerFull(TOO_MANY_BYTES)
-        query = self._queries.query(slot)
-        check = self._check
         shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
         refusal = misses.admit(shard)
         if refusal is None and check is not None:
@@ -319,7 +320,7 @@ class _MissedBatch:
                 staleness_ms = 0.0
         if critical and (refusal := misses.pass_on(shard, self._reply.peer)) is not None:
             raise refusal
-        minimum = self._queries.minimums.get(slot, 0)
+        minimum = self._minimums.get(slot, 0)
         if critical or minimum or is_cut or not LoneMiss.begins(misses, self, query, slot):
             miss = Miss(misses, self, query, minimum, slot, is_cut=is_cut, staleness_ms=staleness_ms)
             miss.begin(critical=critical)

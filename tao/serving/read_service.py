@@ -38,9 +38,11 @@ from tao.serving.traffic import Traffic
 from tao.wire.convert import error_to_pb
 from tao.wire.read_batch import (
     OPERATIONS,
+    MissedQueries,
     OperationSizes,
     id1s_of,
     minimums_of,
+    missed_queries,
     operation_sizes,
     operation_slots,
     shards_in,
@@ -127,24 +129,25 @@ class ReadService:
         )
         if found is None:
             return None
-        encoded, by_operation, missed, hit_bytes = found
+        encoded, by_operation, slots, queries, minimums, hit_bytes = found
         sizes = tuple.__new__(OperationSizes, by_operation)  # in half the time of its constructor
         traffic.left -= sum(sizes)
         if traffic.left <= 0:
             traffic.sample(pb.Request.FromString(request).read, sizes, check)
-        if not missed:
+        if not slots:
             self._count(self.counters.hits, sizes)
             return AnswerAtOnce(encoded, None)
         if encoded:
-            self._count_each(sizes, missed, ())
+            self._count_each(sizes, slots, ())
         else:  # nothing is cached of it
             self._count(self.counters.misses, sizes)
+        missed = MissedQueries(slots, iter(queries), minimums)
         return AnswerAtOnce(encoded, partial(self._answer_missed, sizes, missed, hit_bytes, check))
 
     def _answer_missed(
         self,
         sizes: OperationSizes,
-        missed: Sequence[int],
+        missed: MissedQueries,
         hit_bytes: int,
         check: ReadCheck | None,
         request: pb.Request,
@@ -177,7 +180,8 @@ class ReadService:
         if batch.critical and queries:
             # No pass over the slots before the caller's share has room for them.
             self._count(self.counters.misses, sizes)
-            self.misses.answer(request, sizes, range(queries), reply, settings.max_answer_bytes, check)
+            missed = missed_queries(batch, sizes, range(queries))
+            self.misses.answer(request, sizes, missed, reply, settings.max_answer_bytes, check)
             return
         minimums = minimums_of(batch)
         values = answer_hits(self._cache, batch, sizes, self._limits, settings.max_answer_bytes, minimums, check)
@@ -238,7 +242,7 @@ class ReadService:
         self._count_each(sizes, missed, beyond)
         if missed:
             room = settings.max_answer_bytes - sum(map(len, hits[:sent]))
-            self.misses.answer(request, sizes, missed, reply, room, check)
+            self.misses.answer(request, sizes, missed_queries(batch, sizes, missed), reply, room, check)
 
     def _add_epochs(self, answer: pb.ReadAnswer, shards: Collection[int]) -> None:
         answer.epoch_shards.extend(shards)

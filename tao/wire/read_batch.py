@@ -11,7 +11,7 @@ asks the tier above writes `tao.model.queries` with `encode_queries`. A server r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from itertools import accumulate, chain
 from typing import Any, Final, NamedTuple, cast
 
@@ -346,6 +346,23 @@ def id1s_of(batch: pb.ReadBatch) -> Iterable[int]:
 def shards_in(batch: pb.ReadBatch) -> set[int]:
     """Return all shards that the batch reads."""
     return {id1 >> SHARD_SHIFT for id1 in id1s_of(batch)}
+
+
+class MissedQueries(NamedTuple):
+    """The queries of a batch that a cache could not answer."""
+
+    slots: Sequence[int]
+    queries: Iterator[Query]
+    """The query of each of the slots, in their order. One that nobody may ask is raised as `InvalidArgument` or
+    `TooLarge`, and the next one follows it."""
+    minimums: Mapping[int, int]
+    """The lowest version that may answer a slot, for the slots that name one."""
+
+
+def missed_queries(batch: pb.ReadBatch, sizes: OperationSizes, slots: Sequence[int]) -> MissedQueries:
+    """Return the queries of these slots, each of which is built when it is asked for."""
+    queries = BatchQueries(batch, sizes)
+    return MissedQueries(slots, map(queries.query, slots), queries.minimums)
 
 
 class BatchQueries:

@@ -15,7 +15,7 @@ from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, PairPage, Que
 from tao.model.rows import ListRow, ObjectRow
 from tao.wire.frames_server import FrameServer
 from tao.wire.identity import PeerIdentity
-from tao.wire.read_batch import encode_queries, operation_sizes
+from tao.wire.read_batch import encode_queries, missed_queries, operation_sizes
 from tao.wire.session import AnswerAtOnce, Reply
 from tao.wire.settings import ServingSettings
 from tao.wire.v1 import session_pb2 as pb
@@ -201,10 +201,10 @@ async def test_batches_with_several_misses_are_answered_as_usual(rig: LeaderRig)
 
 
 @pytest.mark.parametrize("id_", [0, 1 << 63])
-async def test_an_id_that_cannot_be_is_refused_as_usual(rig: LeaderRig, id_: int) -> None:
+async def test_an_id_that_cannot_be_is_left_over(rig: LeaderRig, id_: int) -> None:
     request = pb.Request(number=1, deadline_ms=9_000, read=pb.ReadBatch(obj_ids=[FULL, id_]))
-    answers = await answers_in_parts(rig, request)
-    assert answers == await usual_answer(await warm_rig(), request)
+    assert found_at_once(rig, request) is None
+    answers = await usual_answer(rig, request)
     assert pb.Answer.FromString(answers[-1]).read.errors[0].reason == "INVALID_ARGUMENT"
 
 
@@ -329,7 +329,7 @@ async def test_denials_of_a_batch_are_counted_once_and_when_it_is_answered(rig: 
     assert rig.cache.pair_denials == 0
     assert at_once(rig, add_checks(request_of([]), *checks)) is not None
     assert rig.cache.pair_denials == 2
-    assert found_at_once(rig, add_checks(request_of([]), *checks, (0, FULL))) is not None
+    assert found_at_once(rig, add_checks(request_of([ObjectQuery(UNCACHED)]), *checks)) is not None
     assert rig.cache.pair_denials == 4
 
 
@@ -347,6 +347,24 @@ def install_empty_pair_filter(rig: LeaderRig) -> None:
     build = shard.begin_pairs(COMMENT)
     assert build.take(PairPage(1, [], [], [], []))
     assert shard.finish_pairs(build, 0.0)
+
+
+async def test_the_queries_that_are_missed_are_those_of_the_usual_way(rig: LeaderRig) -> None:
+    far = FULL + (1 << 62)
+    asked: list[Query] = [ObjectQuery(UNCACHED), ObjectQuery(FULL), ObjectQuery(far)]
+    asked += [CountQuery(UNCACHED, COMMENT), CountQuery(FULL, COMMENT), CountQuery(FULL, NOTE)]
+    asked += [RangeQuery(UNCACHED, COMMENT, 0, 300), RangeQuery(FULL, COMMENT, 0, 3), RangeQuery(far, NOTE, 1 << 40, 7)]
+    asked += [TimeRangeQuery(FULL, COMMENT, 20, 10, 9), TimeRangeQuery(UNCACHED, COMMENT, MAX_TIME, 3, 9)]
+    asked += [TimeRangeQuery(far, NOTE, 9, 2, 8, FULL), EdgesQuery(FULL, COMMENT, (FULL + 4,))]
+    asked += [EdgesQuery(UNCACHED, NOTE, (7, far, 7, 9), 1 << 40, 2), EdgesQuery(far, COMMENT, (5,), 200, 100)]
+    request = add_checks(request_of(asked, {3: 200, 6: 1 << 50}), (FULL, FULL + 4), (UNCACHED, far), (far, 1))
+    sizes, reads = operation_sizes(request.read), rig.reads
+    found = reads._hit_batches.answer(request.SerializeToString(), 1, 100, reads.traffic.rates, None, False)
+    assert found is not None
+    _, by_operation, slots, queries, minimums, _ = found
+    usual = missed_queries(request.read, sizes, slots)
+    assert (by_operation, len(slots)) == (sizes, 12)
+    assert (queries, minimums) == (list(usual.queries), usual.minimums)
 
 
 async def test_what_is_answered_at_once_is_counted_and_marked_as_used(rig: LeaderRig) -> None:

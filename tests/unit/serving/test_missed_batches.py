@@ -18,7 +18,7 @@ from tao.serving.shares import ShareOfWork, WorkShares
 from tao.serving.single_flight import FillSettings, LoneFetch, SingleFlight
 from tao.serving.sources import FetchRequest, OnPause, Take
 from tao.wire.identity import PeerIdentity
-from tao.wire.read_batch import OPERATIONS, OperationSizes
+from tao.wire.read_batch import OPERATIONS, OperationSizes, missed_queries
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.garbage import garbage_types
@@ -111,8 +111,9 @@ class Asked:
         misses = Misses(single_flight, SCHEMA, policy, self.shares)
         misses.failures = self.failures
         self.single_flight = single_flight
-        slots, sizes = list(range(self._slots)), OperationSizes(self._slots, 0, 0, 0, 0, 0)
-        misses.answer(self._request, sizes, slots, cast(Reply, self.reply), settings.max_answer_bytes)
+        sizes = OperationSizes(self._slots, 0, 0, 0, 0, 0)
+        missed = missed_queries(self._request.read, sizes, range(self._slots))
+        misses.answer(self._request, sizes, missed, cast(Reply, self.reply), settings.max_answer_bytes)
         return self
 
     def _admit(self, _: int) -> None:
