@@ -31,7 +31,6 @@ from tao.cache.packed import PackedStore
 _CHUNK_ITEMS: Final = 1_024  # pairs of 512 records: their times differ by little, and 8 KB are soon free
 _UNIT_BYTES: Final = 256
 _CLOCK_MASK: Final = (1 << 32) - 1
-_WORD_MASK: Final = (1 << 64) - 1
 _LEAST_SLOTS: Final = 251
 _MOST_SLOTS: Final = 1_048_573
 _BYTES_PER_SLOT: Final = 1024
@@ -98,14 +97,14 @@ class Ghosts:
     def leaves(self, key: int, atype: int, size_bytes: int) -> None:
         """Note that the entry is evicted."""
         self.gone_bytes += size_bytes
-        hashed = _hashed(key, atype)
+        hashed = hash((key, atype))
         clock = self.gone_bytes // _UNIT_BYTES & _CLOCK_MASK
         self._slots[(hashed >> 32) % len(self._slots)] = (hashed & _CLOCK_MASK) << 32 | clock
 
     def returned(self, key: int, atype: int) -> bool:
         """Note that the key enters. Returns whether it had left so recently that twice the budget would have held
         it."""
-        hashed = _hashed(key, atype)
+        hashed = hash((key, atype))
         slot = (hashed >> 32) % len(self._slots)
         held = self._slots[slot]
         if held >> 32 != hashed & _CLOCK_MASK or not held:
@@ -117,11 +116,6 @@ class Ghosts:
                 self.returns[place] += 1
                 return True
         return False
-
-
-def _hashed(key: int, atype: int) -> int:
-    mixed = (key ^ atype << 44 ^ key >> 32) * 0x9E3779B97F4A7C15 & _WORD_MASK
-    return mixed ^ mixed >> 29
 
 
 _WAYS: Final = 8  # entries in a bucket of packed counts

@@ -340,8 +340,10 @@ class CachedShard:
         if version_epoch < self.version_epoch or version < floor:
             return Stored.BELOW_FLOOR
         if ticket.kind == "list":
-            self.filters.note_version(ticket.id, ticket.atype, version)
-            self.pairs.note_version(ticket.id, ticket.atype, version)
+            if self.filters.tables or self.filters.builds:
+                self.filters.note_version(ticket.id, ticket.atype, version)
+            if self.pairs.filters or self.pairs.builds:
+                self.pairs.note_version(ticket.id, ticket.atype, version)
         if now - ticket.started > self._settings.floor_seconds or self.floors.is_overflowed(now):
             return self.note_not_kept(ticket, version)
         return Stored.STORED
@@ -360,7 +362,7 @@ class CachedShard:
 
     def store_count(self, ticket: FillTicket, value: bytes) -> Stored:
         version, count = decode_count(value)
-        if not count:
+        if not count and self.pairs.filters:
             self.pairs.fill(ticket.id, ticket.atype, version, ())
         held = self.held_count(ticket.id, ticket.atype)
         if held and version_of(held) == version:
@@ -372,7 +374,7 @@ class CachedShard:
         version, count, n, flags = header(block)
         if not flags & PREFIX:
             return self.note_not_kept(ticket, version)
-        if n == count:
+        if n == count and self.pairs.filters:
             self.pairs.fill(ticket.id, ticket.atype, version, id2_column(block))
         if n == 0:  # An empty list is stored as its count, which answers every query and takes a tenth of the memory.
             return self.store_count(ticket, block[:COUNT_VALUE_BYTES])

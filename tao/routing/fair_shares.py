@@ -251,9 +251,9 @@ class FairShares:
         return None
 
     def end(self, claim: Claim, items: int = 1, read_units: int = 0, *, was_set_aside: bool = False) -> bool:
-        """Note that items of a claim have ended. ``read_units``: what a read turned out to cost, before the factor for
-        its kind; 0 when nothing was read. ``was_set_aside``: they had given their places back. Returns False when
-        no caller is in turn, so that `next` need not be called."""
+        """Note that items of a claim have ended. ``read_units``: what reads turned out to cost together, before the
+        factor for their kind; 0 when nothing was read. ``was_set_aside``: they had given their places back. Returns
+        False when no caller is in turn, so that `next` need not be called."""
         if self._idle:
             self._forget_idle()
         caller = self._callers[claim.caller]
@@ -264,7 +264,7 @@ class FairShares:
         else:
             self._give_back(caller, claim, items)
         if read_units:
-            caller.read_units += (read_units - caller.read_units) / READS_OF_MEAN
+            caller.read_units += (read_units / items - caller.read_units) * min(1.0, items / READS_OF_MEAN)
         if caller.claims:
             self._take_turns(caller)
         else:

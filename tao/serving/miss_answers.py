@@ -54,27 +54,23 @@ class MissAnswers:
         self._max_part_bytes = settings.max_part_bytes
         # A single value always has room: sending it shows whether it fits a message at all.
         self._is_empty = room == settings.max_answer_bytes
-        self._room = room
+        self.room = room
+        """The bytes that still fit the answer. Nothing more does at 0 or below."""
         self._answered: set[int] = set()
         self._by_origin: dict[str, _Collected] = {}
         self._collected_bytes = 0
         self._is_scheduled = False
-
-    @property
-    def is_full(self) -> bool:
-        """True when nothing more fits the answer."""
-        return self._room <= 0
 
     def add(self, slot: int, query: Query, fetched: Fetched) -> None:
         """Answer a slot with a value. Raises `AnswerFull` when there is no room for it."""
         if slot in self._answered:
             return
         size = len(fetched.value)
-        if size > self._room and not self._is_empty:
-            self._room = 0  # nothing more is fetched
+        if size > self.room and not self._is_empty:
+            self.room = 0  # nothing more is fetched
             raise AnswerFull(TOO_MANY_BYTES)
         self._is_empty = False
-        self._room -= size
+        self.room -= size
         self._collected_bytes += size
         collected = self._by_origin.get(fetched.origin) or self._collected(fetched.origin)
         collected.slots.append(slot)

@@ -169,6 +169,8 @@ class _MissedBatch:
         "_answers",
         "_check",
         "_critical",
+        "_ended",
+        "_ended_units",
         "_first_exists",
         "_for_fill",
         "_granted",
@@ -217,6 +219,8 @@ class _MissedBatch:
         self._open = len(slots)
         self._unasked = len(slots)  # those that no share was asked for yet
         self._granted = 0  # those that may begin now
+        self._ended = 0  # those whose places were not given back yet
+        self._ended_units = 0  # what they have cost
         self._is_beginning = False
         self._is_over = False
         self._timer: asyncio.TimerHandle
@@ -293,7 +297,7 @@ class _MissedBatch:
     def _begin_slot(self, slot: int) -> None:
         misses, check = self._misses, self._check
         query = next(self._queries)
-        if self._answers.is_full:
+        if self._answers.room <= 0:
             raise AnswerFull(TOO_MANY_BYTES)
         shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
         refusal = misses.admit(shard)
@@ -340,9 +344,28 @@ class _MissedBatch:
             if self._unasked and not miss.is_set_aside:
                 self._ask_for_next()
             if not self._work.has_share:
-                size_bytes = 0 if isinstance(answer, TaoError) else len(answer.value)
-                critical, was_set_aside = self._critical or miss.staleness_ms > 0, miss.is_set_aside
-                self._shares.end_read(self._work, size_bytes, critical=critical, was_set_aside=was_set_aside)
+                self._note_ended(miss, answer)
+
+    def _note_ended(self, miss: Miss | LoneMiss, answer: Fetched | TaoError) -> None:
+        """Give the place of a miss back: those of one tick of the loop together, unless they are of a rare kind."""
+        shares = self._shares
+        units = 1 if isinstance(answer, TaoError) else 1 + len(answer.value) // shares.settings.bytes_per_unit
+        critical, was_set_aside = self._critical or miss.staleness_ms > 0, miss.is_set_aside
+        if critical or was_set_aside:
+            shares.end_reads(self._work, 1, units, critical=critical, was_set_aside=was_set_aside)
+            return
+        if self._open and not self._ended:
+            asyncio.get_running_loop().call_soon(self._end_reads)
+        self._ended += 1
+        self._ended_units += units
+        if not self._open:
+            self._end_reads()
+
+    def _end_reads(self) -> None:
+        ended, self._ended = self._ended, 0
+        units, self._ended_units = self._ended_units, 0
+        if ended:
+            self._shares.end_reads(self._work, ended, units)
 
     def _put(self, miss: Miss | LoneMiss, answer: Fetched | TaoError) -> None:
         if isinstance(answer, TaoError):

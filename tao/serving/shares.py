@@ -250,16 +250,16 @@ class WorkShares:
             work.paid -= charged
             self._spend(work.terms, cost - charged)
 
-    def end_read(
-        self, work: ShareOfWork, size_bytes: int, *, critical: bool = False, was_set_aside: bool = False
+    def end_reads(
+        self, work: ShareOfWork, reads: int, units: int, *, critical: bool = False, was_set_aside: bool = False
     ) -> None:
-        """Note that a read has ended, and the size of its answer, which says what it has cost. ``critical``: it was
-        read critically, as a read is that asks for fresher data than there is here."""
+        """Note that reads of one kind have ended, and what they have cost together, by the sizes of their answers: one
+        and as many as `ShareSettings.bytes_per_unit` says each. ``critical``: they were read critically, as a read is
+        that asks for fresher data than there is here."""
         if not work.has_share:
-            units = 1 + size_bytes // self.settings.bytes_per_unit
             if work.terms.units_per_second:
-                self._correct(work, 1, units * self.settings.critical_cost if critical else units)
-            if self._shares.end(work, 1, units, was_set_aside=was_set_aside):
+                self._correct(work, reads, units * self.settings.critical_cost if critical else units)
+            if self._shares.end(work, reads, units, was_set_aside=was_set_aside):
                 self._start_waiting()
 
     def end_write(self, work: ShareOfWork, *, was_set_aside: bool = False) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from tao.model.edge_block import check_block
+from tao.model.edge_block import checked_header
 from tao.model.errors import (
     DatabaseDown,
     InternalError,
@@ -543,11 +543,8 @@ class RemoteSource:
     def fetch(self, asked: FetchRequest) -> None:
         """Fetch one query; all attempts together take at most ``timeout_seconds``. See
         `FetchSource`."""
-        asked.until = self._now() + asked.timeout_seconds
-        self._gather(asked)
-
-    def _gather(self, asked: FetchRequest) -> None:
-        """Ask in the next turn of the loop, together with the other queries of this one."""
+        if asked.attempt == 1:
+            asked.until = self._now() + asked.timeout_seconds
         if not self._gathered:
             self._call_soon(self._ask_leaders)
         self._gathered.setdefault((asked.shard, asked.critical, asked.caller), []).append(asked)
@@ -659,7 +656,7 @@ class RemoteSource:
             if attempt >= self._settings.max_attempts or self._now() + pause_seconds >= asked.until:
                 asked.fail(last)
                 return
-        self._gather(msgspec.structs.replace(asked, attempt=attempt, is_answered=False))
+        self.fetch(msgspec.structs.replace(asked, attempt=attempt, is_answered=False))
 
 
 def _fault_of(query: Query, value: bytes) -> ProtocolError | None:
@@ -673,7 +670,7 @@ def _fault_of(query: Query, value: bytes) -> ProtocolError | None:
             return ProtocolError(f"the leader's count has {len(value)} bytes instead of {COUNT_VALUE_BYTES}")
     else:
         try:
-            check_block(value)
+            checked_header(value)
         except ProtocolError as error:
             return error
     return None

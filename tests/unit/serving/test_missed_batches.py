@@ -71,6 +71,20 @@ class CountingShares(WorkShares):
         super().end(work, items)
 
 
+class EndedReads(WorkShares):
+    """Shares that record how many reads have ended at a time, and what they have cost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: list[tuple[int, int]] = []
+
+    def end_reads(
+        self, work: ShareOfWork, reads: int, units: int, *, critical: bool = False, was_set_aside: bool = False
+    ) -> None:
+        self.ended.append((reads, units))
+        super().end_reads(work, reads, units, critical=critical, was_set_aside=was_set_aside)
+
+
 class Asked:
     """A batch of so many objects, none of which is cached. ``now``: what is answered at once, others wait."""
 
@@ -207,7 +221,8 @@ async def test_the_waiting_misses_of_a_peer_that_is_gone_are_withdrawn_together(
     asked.reply.closed = True
     asked.waiting[0](VALUE)
     asked.waiting[1](VALUE)
-    assert (asked.begun, behind.begun) == ([0, 1], [0])
+    await until(lambda: behind.begun == [0])
+    assert asked.begun == [0, 1]
     assert shares.unused <= 2
     behind.waiting[0](VALUE)
     assert behind.reply.values == [0]
@@ -236,15 +251,27 @@ async def test_misses_hold_their_share_until_their_fetch_has_ended_even_when_cal
     second = Asked(2, shares=shares).begin()
     assert second.begun == [], "the fetches of the first batch still hang"
     first.waiting[0](VALUE)
-    assert second.begun == [0]
+    await until(lambda: second.begun == [0])
     first.waiting[1](Unavailable("away"))
     first.waiting[2](VALUE)
-    assert second.begun == [0, 1]
+    await until(lambda: second.begun == [0, 1])
     second.waiting[0](VALUE)
     second.waiting[1](VALUE)
     await until(lambda: second.reply.is_whole)
     third = Asked(3, now=lambda _: VALUE, shares=shares).begin()
     await until(lambda: third.reply.is_whole)
+
+
+async def test_the_misses_of_one_turn_give_their_places_back_together_and_say_what_they_cost() -> None:
+    shares = EndedReads()
+    asked = Asked(4, shares=shares).begin()
+    asked.waiting[0](Fetched(bytes(2 * shares.settings.bytes_per_unit), 1, "database"))
+    asked.waiting[1](VALUE)
+    assert shares.ended == []
+    await until(lambda: shares.ended == [(2, 4)])
+    asked.waiting[2](Unavailable("away"))
+    asked.waiting[3](VALUE)
+    assert shares.ended == [(2, 4), (2, 2)], "a batch that is answered waits for no further turn"
 
 
 async def test_a_batch_beyond_what_its_caller_may_have_waiting_is_refused_as_a_whole() -> None:

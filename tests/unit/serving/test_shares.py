@@ -185,7 +185,7 @@ def test_reads_with_long_answers_take_more_of_the_share_of_their_caller() -> Non
     for _ in range(200):
         work = shares.reads(read_of(critical=False), HOG, lambda _: None)
         shares.ask(work, 1)
-        shares.end_read(work, 5 * 4_096)
+        shares.end_reads(work, 1, 6)
         costs.append(work.cost)
     assert (costs[0], costs[-1]) == (1, 6)
     assert shares.reads(read_of(), HOG, lambda _: None).cost == 12
@@ -350,7 +350,7 @@ def test_a_read_that_turned_out_to_be_critical_is_charged_as_one(critical: bool)
     work = budgeted.shares.reads(read_of("batch", critical=False), FOLLOWER, lambda _: None)
     budgeted.shares.ask(work, 300)
     for _ in range(300):
-        budgeted.shares.end_read(work, 0, critical=critical)
+        budgeted.shares.end_reads(work, 1, 1, critical=critical)
     assert budgeted.seconds_to_wait() == (5 if critical else 2)
 
 
