@@ -344,7 +344,7 @@ class CachedShard:
                 self.filters.note_version(ticket.id, ticket.atype, version)
             if self.pairs.filters or self.pairs.builds:
                 self.pairs.note_version(ticket.id, ticket.atype, version)
-        if now - ticket.started > self._settings.floor_seconds or self.floors.is_overflowed(now):
+        if now - ticket.started > self._settings.floor_seconds or now < self.floors.overflowed_until:
             return self.note_not_kept(ticket, version)
         return Stored.STORED
 

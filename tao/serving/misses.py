@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable
 from math import inf
 from typing import Final, NamedTuple, Protocol
 
-from tao.cache.answers import edges_answer, merged_block, prefix_answer
+from tao.cache.answers import edges_answer, merged_block, prefix_answer, range_answer
 from tao.model.edge_block import header, mark_cut
 from tao.model.errors import (
     AnswerFull,
@@ -756,7 +756,7 @@ class LoneMiss(LoneFetch):
         """See `LoneFetch.finish`."""
         query = self.query
         if isinstance(query, RangeQuery) and not isinstance(fetched, TaoError):
-            answer = prefix_answer(fetched.value, query)
+            answer = range_answer(fetched.value, query.pos, query.limit)
             if answer is None:
                 self._is_answered = True  # by the waiter, once
                 deliver(self.waiter().take, fetched)
