@@ -78,7 +78,7 @@ async def test_a_miss_whose_answer_cannot_be_taken_from_what_was_fetched_fails_a
     def broken(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("tao.serving.misses.prefix_answer", broken)
+    monkeypatch.setattr("tao.serving.misses.range_answer", broken)
     with pytest.raises(InternalError, match="ZeroDivisionError"):
         await answer(rig.misses, RangeQuery(A, COMMENT, 0, 1), 0, critical=False)
     assert "ZeroDivisionError" in caplog.text
