@@ -43,8 +43,8 @@ _MB: Final = 1 << 20
     "--without",
     multiple=True,
     metavar="SERVER",
-    help="Promote without an answer from this server: it certainly has no transactions that the others lack. May be "
-    "repeated.",
+    help="Promote without an answer from this server: it certainly has no transactions that the others lack, or they "
+    "may be lost. May be repeated.",
 )
 @changing_options
 def promote(database: str, region: str | None, master_lost: bool, without: tuple[str, ...]) -> int:

@@ -364,7 +364,10 @@ class Promoter:
         """Return the states of all servers, and whether the master acknowledges nothing once the others have stopped
         receiving. Then all can be undone within round trips, so its silence is waited for only before the decision."""
         places, master_region = replicas.database.places, replicas.database.master_region
-        others = list(await asyncio.gather(*(replicas.member(place) for place in places if place != master_region)))
+        asked = await asyncio.gather(*(replicas.member(place) for place in places if place != master_region))
+        others = list(asked)
+        if replicas.master.name not in request.without:
+            others = list(await asyncio.gather(*map(replicas.as_successor, asked)))
         marked = {server.name for server in places.values() if server.down}
         fenced = is_fenced_by_replicas(others, request, semi_sync=replicas.database.semi_sync, marked=marked)
         return [*others, master.found if fenced else await master.until_certain()], fenced

@@ -63,6 +63,14 @@ class SetMember:
     it is there, and nothing else is known of it."""
     is_silent: bool = False
     """True when it left the question unanswered, or the connection broke: another question may take as long."""
+    is_outdated: bool = False
+    """True when it follows nobody, and has nothing of the present master: it lost the mastership to that one or to an
+    earlier one, and has not rejoined."""
+
+    @property
+    def is_fit(self) -> bool:
+        """True when it may become master, if the others have nothing that it lacks."""
+        return self.is_complete and not self.is_outdated
 
     @property
     def is_complete(self) -> bool:
@@ -95,7 +103,8 @@ class PromotionRequest:
     ``region``: the region (or other place) whose server becomes master, or None for the most advanced server.
     ``master_lost``: proceed without the old master, which is ``master``: what follows was seen of that one, and says
     nothing of a successor. ``without``: servers that may be unreachable, because the
-    operator vouches that they have nothing that the others lack. ``waited_for_replica``: the commits of the lost
+    operator vouches that they have nothing that the others lack; with the old master among them, a former one that has
+    not rejoined may take its place. ``waited_for_replica``: the commits of the lost
     master waited for a replica when it answered last, a moment ago. ``heard``: replica → what it had heard from that
     master when somebody looked earlier; without it a replica counts as one that hears while it is connected.
     ``only_fenced``: refuse if the lost master may still acknowledge writes, because it keeps no lease and is not
@@ -128,7 +137,7 @@ def check_before(members: Sequence[SetMember], request: PromotionRequest) -> Non
     if request.region is not None and request.region not in {member.region for member in members}:
         places = ", ".join(member.region for member in members)
         raise PromotionRefused(f"the database has no server in region {request.region!r}: it has servers in {places}")
-    if not any(member.is_complete for member in others):
+    if not any(member.is_fit for member in others):
         raise PromotionRefused(f"no other server of the set is fit: there is nobody to promote ({_errors(others)})")
     for member in others:
         if member.state is None and member.name not in request.without:
@@ -138,8 +147,8 @@ def check_before(members: Sequence[SetMember], request: PromotionRequest) -> Non
             )
         if member.state is None and member.region == request.region:
             raise PromotionRefused(f"{member.name} does not answer: {member.error}")
-        if not member.is_complete and member.region == request.region:
-            raise PromotionRefused(_half_seeded(member))
+        if not member.is_fit and member.region == request.region:
+            raise PromotionRefused(_errors([member]))
     if master.state is not None:
         return
     if not request.master_lost:
@@ -178,7 +187,7 @@ def choose(members: Sequence[SetMember], request: PromotionRequest) -> SetMember
     master = _master(members)
     check_lost(master, request)
     candidates = sorted(
-        (each for each in members if not each.is_master and each.is_complete),
+        (each for each in members if not each.is_master and each.is_fit),
         key=lambda each: (region_of_place(each.region) != master.region, each.name),
     )
     best = [each for each in candidates if not any(lack for _, lack in _lacks(each, candidates))]
@@ -335,5 +344,15 @@ def _master(members: Sequence[SetMember]) -> SetMember:
 
 
 def _errors(members: Sequence[SetMember]) -> str:
-    errors = [f"{each.name}: {each.error}" if each.state is None else _half_seeded(each) for each in members]
-    return "; ".join(errors) or "it has no other server"
+    return "; ".join(map(_error, members)) or "it has no other server"
+
+
+def _error(member: SetMember) -> str:
+    if member.state is None:
+        return f"{member.name}: {member.error}"
+    if member.is_outdated:
+        return (
+            f"{member.name} was master earlier, and has nothing of what was written since: bring the present master "
+            f"back, and tao rejoin {member.name}; or do without all that with --without and the present master's name"
+        )
+    return _half_seeded(member)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tao.model.errors import DeadlineExceeded, ShardBlocked, TaoError, TopologyError
@@ -370,6 +370,23 @@ class ReplicationSet:
         name = self.database.places[region].name
         async with self.session(region) as session:
             return await highest_epoch(session, self.shards, master=name, deadline=self.statement_deadline())
+
+    async def as_successor(self, member: SetMember) -> SetMember:
+        """Return the state of a server that answers, outdated if it follows another server or none, and its shard rows
+        show nothing of the present master (`SetMember.is_outdated`). A replica that an interrupted promotion has
+        detached has those rows. Raises `TaoError`."""
+        if member.state is None or self.follows(member, self.database.master_region) or not self.shards:
+            return member
+        async with self.session(member.region) as session:
+            try:
+                of_master = await highest_epoch(
+                    session, self.shards, master=self.master.name, deadline=self.statement_deadline()
+                )
+            except TablesMissing:  # it is seeded, which its state says
+                return member
+        # One that was promoted, and of which the topology does not know yet, names itself.
+        own = await self.epoch_as_master(member.region)
+        return replace(member, is_outdated=max(of_master, own) < self.database.version_epoch)
 
     async def epochs_as_masters(self, members: Iterable[SetMember]) -> tuple[dict[str, int], dict[str, str]]:
         """Return `epoch_as_master` of each server that answers, and the errors of servers without shard tables.

@@ -130,6 +130,26 @@ async def test_a_lost_master_is_replaced_and_comes_back_by_one_command(rig: Repl
     await assert_is_master(rig, WEST, EAST)
 
 
+async def test_a_former_master_that_has_not_rejoined_takes_its_place_again_only_when_an_operator_vouches_for_it(
+    rig: ReplicationRig,
+) -> None:
+    """It has nothing of what its successor has acknowledged alone."""
+    await rig.servers[EAST].kill()
+    await until_promoted(rig)
+    await rig.write(WEST, 2)
+    await rig.servers[EAST].start()
+    await rig.servers[WEST].kill()
+    for region in (None, EAST):
+        with pytest.raises(PromotionRefused, match="east was master earlier"):
+            await rig.promoter().promote("db", PromotionRequest(region, master_lost=True))
+    assert rig.database.master_region == WEST
+    assert not await rig.rows(EAST, "SELECT 1 FROM DUAL WHERE @@GLOBAL.read_only = 0")
+    vouched = PromotionRequest(EAST, master_lost=True, without=frozenset((WEST,)))
+    done = await rig.promoter().promote("db", vouched)
+    assert (done.master, done.region) == (EAST, EAST)
+    await rig.write(EAST, 3)
+
+
 async def test_a_paused_master_is_replaced_by_a_watcher_and_is_closed_when_it_resumes(
     rig: ReplicationRig,
 ) -> None:
@@ -393,7 +413,10 @@ async def test_a_replica_that_stood_still_acknowledges_again_at_a_master_that_wa
         try:
             writing = asyncio.create_task(rig.write(EAST, 1))
             async with asyncio.timeout(PATIENT_SECONDS):
-                while await waiting_for_replica(rig, EAST) == 0:  # noqa: ASYNC110 - the server does it
+                while await waiting_for_replica(rig, EAST) == 0:
+                    if writing.done():  # it was acknowledged before the replica stood still
+                        await writing
+                        writing = asyncio.create_task(rig.write(EAST, 2))
                     await asyncio.sleep(0.01)
             await rig.close(EAST)
             with pytest.raises(TaoError):

@@ -226,17 +226,20 @@ class Machines:
         for replica in self.servers.values():
             if replica.following is master and replica.io_runs and not self.is_cut(master.name, replica.name):
                 delay = self.one_way_seconds(master.name, replica.name)
-                self.loop.call_later(delay, self._receive, replica, master, dict(master.log))
+                rows = master.epoch, master.master_row
+                self.loop.call_later(delay, self._receive, replica, master, dict(master.log), rows)
 
-    def _receive(self, replica: Server, master: Server, log: dict[int, int]) -> None:
+    def _receive(self, replica: Server, master: Server, log: dict[int, int], rows: tuple[int, str]) -> None:
         is_following = replica.following is master and replica.io_runs and replica.runs
         if not is_following or self.is_cut(master.name, replica.name):
             return
         if replica.stands_still_until > self.loop.now:
-            self.loop.call_at(replica.stands_still_until, self._receive, replica, master, log)
+            self.loop.call_at(replica.stands_still_until, self._receive, replica, master, log, rows)
             return
         for server, last in log.items():
             replica.log[server] = max(replica.log.get(server, 0), last)
+        if rows[0] > replica.epoch:
+            replica.epoch, replica.master_row = rows
         delay = self.one_way_seconds(master.name, replica.name)
         self.loop.call_later(delay, self._acknowledge, replica, master, log.get(master.number, 0))
 

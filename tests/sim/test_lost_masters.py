@@ -156,6 +156,18 @@ def test_a_refusal_that_counts_although_it_comes_from_another_region_is_noticed(
     assert play_hour(7_010_541).false
 
 
+async def _is_a_successor(_: ReplicationSet, member: SetMember) -> SetMember:
+    return member
+
+
+def test_a_former_master_that_takes_its_place_again_with_nothing_of_what_was_written_since_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The present master hangs, which acknowledges alone: its only replica is that one, and has not rejoined."""
+    monkeypatch.setattr(ReplicationSet, "as_successor", _is_a_successor)
+    assert play_hour(10_000_009).lost_writes
+
+
 async def _is_not_renewed(*_: object) -> bool:
     return False
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,6 +138,16 @@ def test_a_server_with_a_part_of_the_data_is_neither_promoted_nor_attached() -> 
         check_before([master(None), part], LOST)
     with pytest.raises(ServerSeeding, match="tao reseed west-db"):
         check_rejoin(part, master("1-1-9"))
+
+
+def test_a_former_master_that_has_not_rejoined_is_not_promoted() -> None:
+    former = replace(replica("west", "1-1-1,2-2-9", alone=True), is_outdated=True)
+    for region in (None, "west"):
+        with pytest.raises(PromotionRefused, match=r"west-db was master earlier.*--without"):
+            check_before([master(None), former], PromotionRequest(region, master_lost=True))
+    fit = replica("north", "1-1-1", stopped=True)
+    check_before([master(None), former, fit], LOST)
+    assert choose([master(None), former, fit], LOST).name == "north-db", "whatever else the former one has"
 
 
 def test_a_promotion_that_has_raised_the_epoch_can_only_be_finished() -> None:
