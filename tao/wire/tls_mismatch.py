@@ -3,7 +3,8 @@
 A client cannot see that in the way a connection ends: a TLS server drops a connection without TLS as one that goes away
 does. So after such an end the server is spoken to in the other way over another connection: it gets the beginning of a
 handshake, or of HTTP/2, to which a port of either transport answers without TLS. Its first bytes say what it speaks. Of
-one that says nothing, or is gone, nothing is known.
+one that says nothing, or is gone, nothing is known; nor of one that answers anything else, as a load balancer that ends
+TLS does, which refuses plain text in plain text.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from tao.wire.http2_refusal import PREFACE
 
 _MOST_SECONDS: Final = 1.0
 """The time for the second connection. The failure is reported that much later where its server is silent."""
-_HEAD_BYTES: Final = 3
+_HEAD_BYTES: Final = 4
 _HTTP2_CLIENT: Final = PREFACE + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """The beginning of a client of HTTP/2: its preface, and empty settings."""
 _RECORD_KINDS: Final = (0x15, 0x16)
 """TLS records that a server answers a handshake with: an alert, or its own part of the handshake."""
+_SETTINGS: Final = 4
+"""The kind of the frame with which a server of HTTP/2 begins."""
 _MAJOR: Final = 3
 _MINORS: Final = range(1, 5)
 """The version in the head of a record: 3.1 to 3.4, whichever version of TLS is spoken."""
@@ -36,7 +39,7 @@ async def explained(failure: TaoError, address: str, *, with_tls: bool, within_s
     ``within_seconds``: the time for a whole attempt to connect, which bounds this one as well."""
     sent = _HTTP2_CLIENT if with_tls else _client_hello()
     answer = await _answer_to(sent, address, min(within_seconds, _MOST_SECONDS))
-    if not answer or is_tls_record(answer) is with_tls:
+    if not (is_http2(answer) if with_tls else is_tls_record(answer)):
         return failure
     if with_tls:
         return TlsMismatch(
@@ -57,9 +60,15 @@ def is_broken_handshake(error: OSError) -> bool:
 
 
 def is_tls_record(head: bytes) -> bool:
-    """Return whether an answer begins with the head of a TLS record, given its first three bytes. A frame of this
+    """Return whether an answer begins with the head of a TLS record, given its first four bytes. A frame of this
     system that is as long as a record's first bytes say has 0 for the third one, and so has HTTP/2."""
     return len(head) >= _HEAD_BYTES and head[0] in _RECORD_KINDS and head[1] == _MAJOR and head[2] in _MINORS
+
+
+def is_http2(head: bytes) -> bool:
+    """Return whether an answer begins as a server of HTTP/2 does without TLS, given its first four bytes: with settings
+    of fewer than 65,536 bytes."""
+    return len(head) >= _HEAD_BYTES and head[0] == 0 and head[3] == _SETTINGS
 
 
 class _Answer(asyncio.Protocol):

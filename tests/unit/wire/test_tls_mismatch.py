@@ -79,11 +79,18 @@ async def test_what_a_server_answers_with_decides() -> None:
     assert await explanation(plain, with_tls=False) is FAILURE
 
 
+async def test_a_load_balancer_that_refuses_plain_text_in_plain_text_is_not_taken_for_a_server_without_tls() -> None:
+    """The handshake may have failed at a certificate: nobody should be told to leave TLS out."""
+    refusal = b"HTTP/1.1 400 Bad Request\r\n\r\nThe plain HTTP request was sent to HTTPS port"
+    for with_tls in (False, True):
+        assert await explanation(refusal, with_tls=with_tls) is FAILURE
+
+
 def test_a_frame_as_long_as_a_record_is_none() -> None:
-    assert is_tls_record(b"\x16\x03\x01")
-    assert not is_tls_record(b"\x16\x03\x00"), "a frame of 790 bytes"
-    assert not is_tls_record(b"\x16\x03")
-    assert not is_tls_record(b"HTT")
+    assert is_tls_record(b"\x16\x03\x01\x00")
+    assert not is_tls_record(b"\x16\x03\x00\x00"), "a frame of 790 bytes"
+    assert not is_tls_record(b"\x16\x03\x01")
+    assert not is_tls_record(b"HTTP")
 
 
 @pytest.mark.parametrize("transport", ["frames", "grpc"])
