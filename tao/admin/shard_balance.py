@@ -93,8 +93,8 @@ def why_no_split(
         reasons.append(f"{target} keeps former copies of {len(kept)} of them: `tao database drop-moved` drops these")
     if on_their_way:
         reasons.append(
-            f"other databases get {len(on_their_way)} of them by moves that were begun: finish these, or undo them "
-            "(`tao database move SHARD --to DATABASE --undo`)"
+            f"moves of {len(on_their_way)} of them were begun and are not finished: finish these (`tao database move "
+            "SHARD --to DATABASE`), or undo them (--undo)"
         )
     return f"none of the shards of {source} can move: {'; '.join(reasons)}"
 

@@ -124,8 +124,13 @@ def test_a_split_without_moves_says_why() -> None:
     assert plan_split(before, "one", "two", {}, begun, kept) == []
     assert why_no_split(before, "one", "two", begun, kept) == (
         "none of the shards of one can move: two keeps former copies of 3 of them: `tao database drop-moved` drops "
-        "these; other databases get 1 of them by moves that were begun: finish these, or undo them (`tao database move "
-        "SHARD --to DATABASE --undo`)"
+        "these; moves of 1 of them were begun and are not finished: finish these (`tao database move SHARD --to "
+        "DATABASE`), or undo them (--undo)"
+    )
+    arrived = [PlannedMove(0, "three", "one"), PlannedMove(1, "three", "one")]
+    assert plan_split(topology(one=(0, 1), two=(2, 3), three=(4, 5)), "one", "two", {}, arrived) == []
+    assert why_no_split(topology(one=(0, 1), two=(2, 3), three=(4, 5)), "one", "two", arrived).startswith(
+        "none of the shards of one can move: moves of 2 of them were begun and are not finished"
     )
 
 
