@@ -24,7 +24,14 @@ from tao.replication.lease import (
 )
 from tao.replication.locks import LockHold, Locks, LocksAway, LockTaken, mastership_lock
 from tao.replication.promotion import Promoter, PromotionResult
-from tao.replication.promotion_plan import Heard, PromotionRequest, SetMember, discarded_transactions
+from tao.replication.promotion_plan import (
+    Heard,
+    PromotionRequest,
+    ServerDiverged,
+    SetMember,
+    check_rejoin,
+    discarded_transactions,
+)
 from tao.replication.replication_set import ReplicationSet, is_silence
 from tao.storage.session import DatabaseSession
 from tao.watcher.probes import PeerReports, WatcherContext
@@ -274,6 +281,8 @@ class Mastership:
         """Replica → what it has heard from its master, and since when nothing more."""
         self._refusals: Final[dict[str, str]] = {}
         self._lost: Final = set[str]()
+        self._diverged: Final = set[str]()
+        """The servers that would rejoin by themselves, had they no transactions that their master lacks."""
         self._waited_for_replica: Final[dict[str, str]] = {}
         """Database → its master, if that waited for a replica when it answered last."""
         self._acknowledged_by_set: Final[dict[str, tuple[str, float]]] = {}
@@ -345,6 +354,7 @@ class Mastership:
             self._peers.refuse(master.region),
         )
         self._note_withheld(name, master, observation)
+        self._note_diverged(name, master, members)
         action, server = next_action(
             observation,
             probes=settings.probes,
@@ -426,6 +436,20 @@ class Mastership:
                 silent_seconds=round(observation.silent_seconds, 2),
                 reason=f"{why}. If it is lost for good: tao promote --master-lost",
             )
+
+    def _note_diverged(self, name: str, master: SetMember, members: Sequence[SetMember]) -> None:
+        """Report once that a server is not made a replica again, because it cannot follow the master any more."""
+        if not self._settings.auto_rejoin or master.state is None:
+            return
+        for member in members:
+            if member.is_master or not _follows_nobody(member) or not _was_refused(member, master):
+                self._diverged.discard(member.name)
+            elif member.name not in self._diverged:
+                self._diverged.add(member.name)
+                try:
+                    check_rejoin(member, master)
+                except ServerDiverged as error:
+                    self._log.error("rejoin_withheld", database=name, target=member.name, reason=error.message)
 
     def _note_loss(self, name: str, master: SetMember, servers: int) -> None:
         """Report once that a database has lost its only server: only an operator can bring that back."""

@@ -128,7 +128,8 @@ class WatcherSettings:
 
     auto_rejoin: bool = False
     """Whether a server that follows no master is made a replica again without an operator, when it has no transactions
-    of its own. Off by default, because somebody may be working on it."""
+    of its own; one that has some is named in the log (`rejoin_withheld`). Off by default, because somebody may be
+    working on it."""
 
     leases: bool = True
     """Whether masters are writable only under leases. Without them a master that is cut off takes writes until somebody

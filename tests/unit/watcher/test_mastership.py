@@ -282,6 +282,7 @@ def mastership_of(
     silent_seconds: Callable[[str], float] = lambda server: 0.0,
     *,
     leases: bool = True,
+    auto_rejoin: bool = False,
     locks: Locks | None = None,
     audit: AuditTrail | None = None,
 ) -> Mastership:
@@ -293,6 +294,7 @@ def mastership_of(
         administrator_password="a",
         replicator_password="b",
         leases=leases,
+        auto_rejoin=auto_rejoin,
     )
     mastership = Mastership(
         settings,
