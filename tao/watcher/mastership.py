@@ -84,7 +84,7 @@ class Observation:
     but servers of its database. The topology alone says what was asked for: a master whose last replica is gone,
     drained or seeded may wait for none."""
     is_dead: bool = False
-    """Nothing listens at the master's address, as seen from here or by the watcher of its region."""
+    """Nothing listens at the master's address, as the watcher of its region finds; this one where there is none."""
     marked: Collection[str] = ()
     """Servers with a ``down`` mark, as an operator sets on one that is taken out of use."""
     silent_in_its_region: bool = False

@@ -74,8 +74,9 @@ class ProbeSettings:
 
     master_refusals: int = 3
     """How many probes of the master of a semi-synchronous database must be refused in a row before another one is
-    promoted: nothing listens at its address, so its process is dead. With the defaults this takes up to a second and a
-    half. No write is lost with it, but the time of a restart is not waited for."""
+    promoted: nothing listens at its address, so its process is dead. Where its region has a watcher, only the probes of
+    that one count. With the defaults this takes up to a second and a half. No write is lost with it, but the time of a
+    restart is not waited for."""
 
     lag_down_seconds: float = 30.0
     """A replica with at least this lag is marked down. Nearly every read that requires a version avoids it already."""
