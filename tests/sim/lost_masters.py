@@ -7,11 +7,11 @@ only the seconds around it are played: in between nothing happens that could be 
 A promotion is *false* when its master was well: its process ran, and throughout the two seconds before somebody could
 have heard from it. That is the watcher that promoted, and any of the master's own region that could say so, if the
 master answered every question within `ProbeSettings.master_hangs_seconds`; and a replica, if no heartbeat came so late
-that one seemed to be missed. One is not well that had closed before the promotion began, because its lease was over,
-while no watcher could reach it: it serves nobody. Also checked: no acknowledged write of a semi-synchronous
-database is missing at a later master; no critical read, by a client with any topology, lacks what was acknowledged
-before it began; and writes go on within `REPLACED_SECONDS` of the loss of a master that died or stood still for good,
-if nothing else befell it. One that pauses again and again, each time for less than
+that one seemed to be missed. What a replica hears says nothing of one that had closed before the promotion began,
+because its lease was over, while no watcher could reach it: it served nobody. Also checked: no acknowledged write of a
+semi-synchronous database is missing at a later master; no critical read, by a client with any topology, lacks what was
+acknowledged before it began; and writes go on within `REPLACED_SECONDS` of the loss of a master that died or stood
+still for good, if nothing else befell it. One that pauses again and again, each time for less than
 `ProbeSettings.master_hangs_seconds`, keeps its place. In some hours a step of a promotion fails, and links are perhaps
 mended before the next attempt, so that the old master goes on. Then everything is mended at the end, and writes have to
 go on.
@@ -282,7 +282,7 @@ class Hour:
         if any(each.epoch > database.version_epoch for each in self.machines.servers.values()):
             return  # it was interrupted, and can only be finished
         self.findings.promotions += 1
-        if not served_nobody and self._was_well(old, watcher):
+        if self._was_well(old, watcher, replicas_say_so=not served_nobody):
             self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name}")
         if {"master pauses", "master stands still"}.issuperset(self._kinds_drawn) and self._was_lively(old):
             self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name} in a pause")
@@ -298,7 +298,7 @@ class Hour:
         )
         return master.read_only and not any(reach)
 
-    def _was_well(self, old: Server, watcher: SimWatcher) -> bool:
+    def _was_well(self, old: Server, watcher: SimWatcher, *, replicas_say_so: bool) -> bool:
         """Return whether somebody could have heard from a master that is replaced, all the time (see above)."""
         may_report = self.loop.now - self.machines.healed_at >= _WELL_SECONDS
         witnesses = {
@@ -309,7 +309,8 @@ class Hour:
             and self.watchers[own].process.state == "runs"
         }
         witnesses[watcher.process.name] = ProbeSettings().master_hangs_seconds
-        witnesses |= dict.fromkeys(self.machines.servers.keys() - {old.name}, SILENT_SECONDS - HEARTBEAT_SECONDS)
+        if replicas_say_so:
+            witnesses |= dict.fromkeys(self.machines.servers.keys() - {old.name}, SILENT_SECONDS - HEARTBEAT_SECONDS)
         since = min(self.machines.well_since(name, old, seconds) for name, seconds in witnesses.items())
         return self.loop.now - since >= _WELL_SECONDS
 

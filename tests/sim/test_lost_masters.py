@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tao.replication import etcd_locks, lost_master, promotion, promotion_plan, replication_set
 from tao.replication.lease import LeaseTerms
 from tao.replication.lost_master import LostMaster
-from tao.replication.promotion import Promoter, PromotionResult
+from tao.replication.promotion import Promoter, PromotionResult, PromotionStep
 from tao.replication.promotion_plan import PromotionRefused, SetMember
 from tao.replication.replication_set import ReplicationSet
 from tao.replication.server_statements import member_state
@@ -18,7 +21,8 @@ from tao.watcher import mastership
 from tao.watcher.mastership import Mastership
 from tao.watcher.probes import DatabaseProbes
 from tao.watcher.settings import LeaseSettings
-from tests.sim.lost_masters import Findings, play_hour, play_hours
+from tests.sim.loop import Process, SimLoop
+from tests.sim.lost_masters import Findings, Hour, play_hour, play_hours
 from tests.sim.replicated import Machines
 
 _HOURS = 20
@@ -188,3 +192,27 @@ def test_a_lease_that_is_renewed_without_its_lock_although_a_replica_has_stopped
 ) -> None:
     monkeypatch.setattr(ReplicationSet, "is_followed_by_all", lambda *_: True)
     assert _first("etcd cut off", "region cut off", regions=2, seed=22).stale_reads
+
+
+@pytest.mark.parametrize(("seconds", "false"), [(1.9, 0), (2.1, 1)])
+def test_a_closed_master_that_watchers_reach_again_for_long_before_it_is_replaced_is_well(
+    seconds: float, false: int
+) -> None:
+    """While no watcher could reach it, it served nobody, whatever a replica heard from it."""
+    loop = SimLoop()
+    hour = Hour(1, loop, regions=1)
+    hour._breaks_at, hour._kinds_drawn = None, ["master cut off from watchers"]
+    watcher: Any = SimpleNamespace(process=Process("east-watcher", "east"))  # no more of one is looked at
+    hour.watchers.update(dict.fromkeys(hour._named("east"), watcher))
+
+    async def promote() -> None:
+        await asyncio.sleep(10.0)
+        hour.cut_off([hour.master.name], hour.watchers, seconds=60.0)
+        await hour.on_step(watcher, PromotionStep.STOP_RECEIVING)
+        hour.machines.heal()
+        await asyncio.sleep(seconds)
+        await hour.on_step(watcher, PromotionStep.RAISE_EPOCH)
+
+    loop.run_until_complete(promote())
+    loop.close()
+    assert (hour.findings.promotions, len(hour.findings.false)) == (1, false)
