@@ -38,6 +38,7 @@ from tao.replication.promotion_plan import (
     check_fenced,
     check_kept,
     check_lost,
+    check_not_overtaken,
     check_rejoin,
     check_reported,
     check_seeded,
@@ -284,11 +285,13 @@ class Promoter:
         replicas = await self._set(database)
         members = await replicas.members()
         epochs, _ = await replicas.epochs_as_masters(members)
-        if unfinished(members, epochs, replicas.database.version_epoch) is None:
+        region = unfinished(members, epochs, replicas.database.version_epoch)
+        if region is None:
             raise PromotionRefused(
                 f"{replicas.master.name} waits for a replica, and no server can follow it: they have transactions "
                 "that it lacks. Seed one anew (tao reseed)"
             )
+        self._check_not_overtaken(replicas, members, region)
         return await self.restore(database)
 
     async def wait_for_replicas(self, database: str) -> None:
@@ -603,6 +606,7 @@ class Promoter:
         epochs, without_tables = await replicas.epochs_as_masters(members)
         region = unfinished(members, epochs, replicas.database.version_epoch)
         if region is not None:
+            self._check_not_overtaken(replicas, members, region)
             if master.state is None:
                 # It may answer critical reads: its lease may have been renewed since the interrupted run.
                 await self._begin(replicas, PromotionStep.OUTLAST)
@@ -635,6 +639,12 @@ class Promoter:
                 "has made it a replica by hand. Promote the right one by `tao promote`"
             )
         return msgspec.structs.replace(await self._open(replicas, settle=False), without_tables=without_tables)
+
+    def _check_not_overtaken(self, replicas: ReplicationSet, members: Sequence[SetMember], region: str) -> None:
+        """Raise `PromotionRefused` when finishing the promotion of that region's server would lose acknowledged writes.
+        Without `semi_sync` those that its old master had not sent yet are lost with it anyway."""
+        if replicas.database.semi_sync:
+            check_not_overtaken(next(member for member in members if member.region == region), members)
 
     async def _open(
         self, replicas: ReplicationSet, *, settle: bool, installed: _Installed | None = None

@@ -253,6 +253,18 @@ def check_has_all(chosen: SetMember, other: SetMember) -> None:
         raise PromotionRefused(f"{chosen.name} lacks {lack}, which {other.name} has received meanwhile")
 
 
+def check_not_overtaken(chosen: SetMember, members: Sequence[SetMember]) -> None:
+    """Raise `PromotionRefused` when another server has received what one lacks whose promotion was interrupted: while
+    it did not answer, the old master was opened again, and acknowledged what that other server received."""
+    for other in members:
+        lack = "" if other.is_master or not other.is_complete else _lack(chosen, other)
+        if lack:
+            raise PromotionRefused(
+                f"the promotion of {chosen.name} was interrupted, and lost to it would be {lack}, which {other.name} "
+                f"has received since: tao reseed {chosen.name}, and the old master is opened again"
+            )
+
+
 def check_kept(chosen: SetMember, now: MemberState) -> None:
     """Raise `PromotionRefused` when a server that was chosen lacks what it had received when it was compared: a MariaDB
     server that restarts before it has applied its relay log drops it, to fetch it anew."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from tao.model.errors import OperatorError, TopologyError, Unavailable
 from tao.model.ports import TopologyStore
@@ -32,7 +33,7 @@ from tao.replication.promotion import (
 from tao.replication.promotion_plan import MasterAnswers, PromotionRefused, PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.topology import edits
-from tao.topology.document import dump_topology
+from tao.topology.document import dump_topology, parse_topology
 from tao.topology.file_store import TopologyFile
 from tests.rigs.pacing import ManualClock, loop_clock
 from tests.unit.replication.members import master, replica
@@ -530,6 +531,37 @@ async def test_a_watcher_that_looks_for_a_promotion_to_finish_in_vain_does_not_h
     async with FileLocks(topology_file).held(mastership_lock("db"), exclusive=True):
         with pytest.raises(PromotionRefused, match="tao reseed"):
             await promoter_at(topology_file).finish("db")
+
+
+def _have_commits_wait(topology_file: Path) -> None:
+    stored = parse_topology(topology_file.read_bytes(), "topology")
+    waits = replace(stored.databases[0], semi_sync=True)
+    topology_file.write_text(dump_topology(replace(stored, databases=(waits,))))
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+async def test_an_interrupted_promotion_is_not_finished_once_the_old_master_has_gone_on_without_it(
+    topology_file: Path, monkeypatch: pytest.MonkeyPatch, overtaken: bool
+) -> None:
+    """The server whose epoch was raised did not answer for a while, so the old master was opened again."""
+    _have_commits_wait(topology_file)
+
+    async def members(_: ReplicationSet) -> object:
+        north = replica("north", "1-1-2" if overtaken else "1-1-1", receiving=True)
+        return [master("1-1-2", closed=True), replica("west", "1-1-1,2-2-9", alone=True), north]
+
+    async def epochs_as_masters(*_: object) -> object:
+        return {"west-db": 9}, {}
+
+    async def opened(*_: object, **__: object) -> None:
+        raise PromotionRefused("it goes on")
+
+    monkeypatch.setattr(ReplicationSet, "members", members)
+    monkeypatch.setattr(ReplicationSet, "epochs_as_masters", epochs_as_masters)
+    monkeypatch.setattr(ReplicationSet, "close", opened)
+    for bring in (promoter_at(topology_file).restore, promoter_at(topology_file).finish):
+        with pytest.raises(PromotionRefused, match="tao reseed west-db" if overtaken else "it goes on"):
+            await bring("db")
 
 
 @pytest.fixture
