@@ -119,7 +119,7 @@ def deliver(take: Take, answer: Fetched | TaoError) -> None:
     except Exception as error:
         _logger.exception("a fetched answer could not be delivered")
         if not isinstance(answer, InternalError):
-            deliver(take, InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
+            deliver(take, _broken(error))
 
 
 async def fetch_and_wait(
@@ -161,7 +161,7 @@ async def _deliver_result(fetching: Coroutine[Any, Any, Fetched], take: Take) ->
     except TaoError as error:
         answer = error
     except Exception as error:
-        deliver(take, InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
+        deliver(take, _broken(error))
         raise
     deliver(take, answer)
 
@@ -492,6 +492,10 @@ class DatabaseSource:
             on_end()
 
 
+def _broken(error: Exception) -> InternalError:
+    return InternalError(f"{type(error).__name__} in a fetch; see the server's log")
+
+
 def _fail_all(asked: Sequence[FetchRequest], error: TaoError) -> None:
     for one in asked:
         if not one.is_answered:
@@ -556,14 +560,22 @@ class RemoteSource:
             try:
                 leader = self._locate(shard)
             except TaoError as error:
-                for one in asked:
-                    one.fail(error)
+                _fail_all(asked, error)
+            except Exception as error:
+                _logger.exception("the leader of shard %d could not be located", shard)
+                _fail_all(asked, _broken(error))
             else:
                 by_leader.setdefault((leader, critical, caller), []).extend(asked)
         most = self._settings.max_batch_queries
         for (leader, critical, caller), asked in by_leader.items():
             for start in range(0, len(asked), most):
-                self._ask_leader(leader, critical, caller, asked[start : start + most])
+                some = asked[start : start + most]
+                try:
+                    self._ask_leader(leader, critical, caller, some)
+                except Exception as error:
+                    # A bug must not leave fetches that never finish, here or at the other leaders.
+                    _logger.exception("%s could not be asked", leader.name)
+                    _fail_all(some, _broken(error))
 
     def _ask_leader(self, leader: CacheServer, critical: bool, caller: str | None, asked: list[FetchRequest]) -> None:
         # The request's batch is filled in place, because protobuf copies a message that is assigned to a field.
@@ -648,7 +660,7 @@ class RemoteSource:
                 await self._configuration.refresh(asked.until - self._now())
             except Exception as error:
                 # A bug there must not leave a fetch that never finishes; the failed task is logged.
-                asked.fail(InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
+                asked.fail(_broken(error))
                 raise
             if self._configuration.routes.version >= named:
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 
 from tao.model.edge_block import encode_block
@@ -117,6 +118,31 @@ async def test_an_exception_while_reading_the_topology_fails_the_query() -> None
 
     with pytest.raises(InternalError, match="ZeroDivisionError"):
         await fetch(source(Links(NotMine("not yet")), load=broken))
+
+
+@pytest.mark.parametrize("is_located", [False, True])
+async def test_a_leader_that_cannot_be_asked_costs_the_queries_of_the_others_nothing(is_located: bool) -> None:
+    class BrokenLinks(Links):
+        def to(self, leader: CacheServer) -> Links:
+            if leader.name == "broken":
+                raise ZeroDivisionError
+            return self
+
+    links, configuration = BrokenLinks(), Configuration(make_topology(), SCHEMA, logger("test"))
+    leaders = {shard: configuration.routes.leaders("east").home(shard) for shard in (0, 1)}
+    leaders[0] = msgspec.structs.replace(leaders[0], name="broken")
+
+    def locate(shard: int) -> CacheServer:
+        if shard == 0 and not is_located:
+            raise ZeroDivisionError
+        return leaders[shard]
+
+    found = RemoteSource(make_context(configuration, links, Tasks()), locate, SETTINGS)
+    ids = [make_id(64, shard=0), make_id(64, shard=1)]
+    asking = [fetch(found, query=ObjectQuery(each)) for each in ids]
+    failed, value = await asyncio.gather(*asking, return_exceptions=True)
+    assert isinstance(failed, InternalError)
+    assert value == VALUE
 
 
 async def test_repeats_end_with_their_budget() -> None:
