@@ -71,7 +71,13 @@ class PacedReader(Generic[F]):
         self._resuming = None
         found = list[int | None]()
         for file in tuple(self._files):
-            found.append(self._read(file))
+            try:
+                found.append(self._read(file))
+            except Exception:
+                # A bug in what handles one connection must not leave a port that nobody looks at.
+                if not self._is_paused():
+                    self.start()
+                raise
             if self._is_paused():  # reading it has begun another pause
                 return
         self._emptied_at = self._now()

@@ -134,7 +134,8 @@ class SilentConnections:
         whose peers have left already are closed, and displace nobody."""
         (epoll,) = self._epolls
         events_of = dict(epoll.poll(0, _MOST_READY))
-        for number, peer in self._new.items():
+        new, self._new = self._new, {}
+        for number, peer in new.items():
             is_ready = self._is_ready(number, peer, events_of.get(number, 0))
             if is_ready is None:
                 epoll.unregister(number)
@@ -144,7 +145,6 @@ class SilentConnections:
             self._connections[number] = _Silent(place, peer)
             if is_ready:
                 self._pass_on(number)
-        self._new.clear()
 
     def close(self) -> None:
         """Close all of them. More may be added after another start."""

@@ -123,6 +123,31 @@ async def turns_of_accepts(door: Door, pauses: Sequence[float]) -> list[int]:
     return door.of_turns
 
 
+async def test_a_fault_with_one_connection_does_not_keep_those_behind_it_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, waiting = asyncio.get_running_loop(), list[Callable[[], None]]()
+
+    def wait(_: float, resume: Callable[[], None]) -> asyncio.Handle:
+        waiting.append(resume)
+        return loop.call_soon(int)  # something to cancel
+
+    def broken(descriptor: int, _: object) -> None:
+        os.close(descriptor)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(loop, "call_later", wait)
+    with Door(1e6) as door:
+        await turns_of_accepts(door, [1.0, 0.0005, *[0.0001] * 3])
+        accept = door.listener._accept
+        door.listener._accept = broken  # type: ignore[misc]
+        (resume,) = waiting
+        with pytest.raises(ZeroDivisionError):
+            resume()
+        door.listener._accept = accept  # type: ignore[misc]
+        await until(lambda: len(door.accepted) == 4)
+
+
 async def test_connections_that_come_fast_are_accepted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, waiting = asyncio.get_running_loop(), list[Callable[[], None]]()
 

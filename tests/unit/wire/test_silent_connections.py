@@ -367,6 +367,22 @@ async def test_a_connection_that_the_system_refuses_to_watch_is_closed_and_leave
     assert port.turned_away[1:] == [(DISPLACED, "192.0.2.7:1")]
 
 
+async def test_a_fault_with_one_newcomer_costs_those_after_it_nothing(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(spoken: SilentConnection) -> None:
+        port._spoke(spoken)
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(port.silent, "_on_data", broken)
+        with pytest.raises(ZeroDivisionError):
+            port.connect(1, sends=b"hello")
+    port.connect(2, sends=b"hello")
+    assert [spoke.peer for spoke in port.spoke] == [("192.0.2.7", 1), ("192.0.2.7", 2)]
+    assert (len(port.silent), len(port.pending)) == (0, 0)
+
+
 async def test_the_end_closes_all_and_frees_their_places(port: Port) -> None:
     clients = [port.connect() for _ in range(12)]
     assert len(port.turned_away) == 2
