@@ -90,7 +90,7 @@ def with_newest(bytes block, change, Py_ssize_t limit):
     if n >= limit or data_bytes < 0:
         return b""
     edge = put[0]
-    data = edge.data
+    data = <bytes?>edge.data
     try:
         id2, time = edge.id2, edge.time
         now.version, now.count = change.after, change.count

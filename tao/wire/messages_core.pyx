@@ -96,6 +96,13 @@ cdef class Buffer:
         self.size += length
 
 
+cdef uint64_t whole(object number) except? 0:
+    """Return a number. The conversion of Cython alone would cut off a fraction."""
+    if type(number) is not int:
+        raise TypeError()
+    return number
+
+
 cdef int put_columns(Buffer to, unsigned char id2s, unsigned char times, tuple edges) except -1:
     """Put the columns of the ids and times of edges."""
     cdef Py_ssize_t first, length, count = len(edges)
@@ -106,14 +113,14 @@ cdef int put_columns(Buffer to, unsigned char id2s, unsigned char times, tuple e
     to.size += 1
     to.put_varint(count * FIXED_BYTES)
     for edge in edges:
-        to.put_fixed(edge.id2)
+        to.put_fixed(whole(edge.id2))
     to.at[to.size] = times
     to.size += 1
     # The length comes first, and takes a byte in nearly all changes.
     first = to.size
     to.size += VARINT_BYTES
     for edge in edges:
-        to.put_varint(edge.time)
+        to.put_varint(whole(edge.time))
     length = to.size - first - VARINT_BYTES
     to.size = first
     to.put_varint(length)
@@ -123,7 +130,7 @@ cdef int put_columns(Buffer to, unsigned char id2s, unsigned char times, tuple e
 
 
 cdef int put_change(Buffer to, object change) except -1:
-    cdef uint64_t id1 = change.id1, atype = change.atype
+    cdef uint64_t id1 = whole(change.id1), atype = whole(change.atype)
     cdef tuple put = change.put
     cdef bytes data
     cdef bint has_data = False
@@ -135,19 +142,19 @@ cdef int put_change(Buffer to, object change) except -1:
         to.size += 1
         to.put_fixed(id1)
     to.put_number(ATYPE, atype)
-    to.put_number(BEFORE, change.before)
-    to.put_number(AFTER, change.after)
-    to.put_number(COUNT, change.count)
+    to.put_number(BEFORE, whole(change.before))
+    to.put_number(AFTER, whole(change.after))
+    to.put_number(COUNT, whole(change.count))
     put_columns(to, GONE_ID2S, GONE_TIMES, change.gone)
     put_columns(to, PUT_ID2S, PUT_TIMES, put)
     for edge in put:
-        data = edge.data
+        data = <bytes?>edge.data  # None has no size
         if PyBytes_GET_SIZE(data):
             has_data = True
             break
     if has_data:
         for edge in put:
-            data = edge.data
+            data = <bytes?>edge.data
             to.reserve(PyBytes_GET_SIZE(data) + FIELDS_BYTES)
             to.put_bytes(PUT_DATA, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
     return 0

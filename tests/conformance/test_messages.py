@@ -129,6 +129,10 @@ def test_what_is_unusual_in_a_message_is_read_as_in_python(converter: ModuleType
         ListChange(1, 2**32, 3, 4, 5),
         ListChange(1, 2, 3, 4, 5, (), (Edge(1, -2),)),
         ListChange(1, 2, 3, 4, 5, (), (Edge(1, 2, "text"),)),  # type: ignore[arg-type]
+        ListChange(1, 2, 3, 4, 5, (), (Edge(1, 2, None),)),  # type: ignore[arg-type]
+        ListChange(1, 2, 3, 4, 5, (), (Edge(1, 2.5),)),  # type: ignore[arg-type]
+        ListChange(1, 2, 3, 4, 5.0),  # type: ignore[arg-type]
+        ListChange(True, 2, 3, 4, 5),
         ListChange(None, 2, 3, 4, 5),  # type: ignore[arg-type]
     ],
 )
