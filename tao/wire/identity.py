@@ -140,6 +140,9 @@ class SpiffeCluster:
             raise SettingsError(f"{text!r} is no cluster's id: write it as spiffe://DOMAIN/tao/CLUSTER")
         return cls(found["domain"], found["cluster"])
 
+    def __str__(self) -> str:
+        return f"spiffe://{self.domain}/tao/{self.cluster}"
+
 
 class SignedToken(NamedTuple):
     """What a signed token says; its signature is verified, its times are not checked yet."""
@@ -267,8 +270,11 @@ def check_server(uris: tuple[str, ...], cluster: SpiffeCluster, expected: Expect
                 f"the server's certificate has no SPIFFE id; issue one of cluster {cluster.cluster} to it"
             )
     except Unauthorized as error:
-        error.is_refusal = True  # it may be this process that has a wrong cluster in its settings
-        raise
+        refusal = Unauthorized(
+            f"this process takes only servers of {cluster} (`cluster` of its TLS files, --cluster): {error.message}"
+        )
+        refusal.is_refusal = True  # it may be this process that has a wrong cluster in its settings
+        raise refusal from error
     wanted = ((expected.name, proof.name), (expected.role, proof.role), (expected.region, proof.region))
     if proof.role not in SERVING_ROLES or any(one not in ("", shown) for one, shown in wanted):
         found = ExpectedServer(proof.name, proof.role, proof.region) if proof.name else proof.caller

@@ -15,6 +15,8 @@ import asyncio
 import logging
 import ssl
 from asyncio import BaseTransport
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -120,14 +122,17 @@ class TlsFiles:
         return self.certificate, self.private_key
 
     def _load(self, context: ssl.SSLContext, certificate: Path | None, private_key: Path | None) -> None:
-        try:
-            if certificate is not None:
-                key = private_key or certificate
+        for file in (certificate, private_key, self.authorities):
+            if file is not None:
+                _read(file)  # its error names the file, and those of OpenSSL do not
+        if certificate is not None:
+            key = private_key or certificate
+            with_key = f"with the private key {key}" if private_key else "alone: no private key is named"
+            with _naming(f"the certificate {certificate} cannot be used {with_key}"):
                 context.load_cert_chain(certificate, private_key, password=refuse_passphrase(key))
-            if self.authorities is not None:
+        if self.authorities is not None:
+            with _naming(f"the authorities {self.authorities} cannot be used"):
                 context.load_verify_locations(self.authorities)
-        except (OSError, ssl.SSLError) as error:
-            raise SettingsError(f"a TLS file cannot be used ({self}): {error}") from error
 
 
 class ServerTls:
@@ -247,6 +252,15 @@ def first_record_bytes(head: bytes) -> int:
         return RECORD_HEAD_BYTES
     length = int.from_bytes(head[3:RECORD_HEAD_BYTES], "big")
     return RECORD_HEAD_BYTES + length if length <= _MAX_RECORD_BYTES else 1
+
+
+@contextmanager
+def _naming(failure: str) -> Iterator[None]:
+    """Raise `SettingsError`, which begins with the failure, for an error of OpenSSL."""
+    try:
+        yield
+    except OSError as error:  # among them SSLError
+        raise SettingsError(f"{failure} ({error})") from error
 
 
 def _read(path: Path) -> bytes:
