@@ -137,6 +137,9 @@ def check_before(members: Sequence[SetMember], request: PromotionRequest) -> Non
     if request.region is not None and request.region not in {member.region for member in members}:
         places = ", ".join(member.region for member in members)
         raise PromotionRefused(f"the database has no server in region {request.region!r}: it has servers in {places}")
+    for member in others:
+        if member.region == request.region and master.state is not None:
+            _check_can_catch_up(member, master)
     if not any(member.is_fit for member in others):
         raise PromotionRefused(f"no other server of the set is fit: there is nobody to promote ({_errors(others)})")
     for member in others:
@@ -162,6 +165,16 @@ def check_before(members: Sequence[SetMember], request: PromotionRequest) -> Non
                 f"{member.name} still receives from {master.name}: it is not lost, it is out of reach from here. "
                 "Promote from where it can be reached, or end it first"
             )
+
+
+def _check_can_catch_up(member: SetMember, master: SetMember) -> None:
+    """Raise `PromotionRefused` when writes would wait in vain for a server to get what the master has. One that an
+    interrupted run had follow nobody has all of it."""
+    lack = _lack(member, master)
+    if lack and member.state is not None and member.is_complete and member.state.following is None:
+        raise PromotionRefused(
+            f"{member.name} follows nobody and lacks {lack} of the master {master.name}: tao rejoin {member.name} first"
+        )
 
 
 def _hears_nothing(member: SetMember, before: Heard | None) -> bool:

@@ -87,6 +87,18 @@ def test_a_planned_switch_waits_for_everything_of_the_old_master() -> None:
     assert choose(caught_up, PromotionRequest("west")).region == "west"
 
 
+def test_a_planned_switch_to_a_server_that_follows_nobody_is_refused_before_writes_wait_for_it() -> None:
+    alone = replica("west", "1-1-9", alone=True)
+    for member in (alone, replace(alone, is_outdated=True)):
+        with pytest.raises(PromotionRefused, match=r"lacks 1-1-10 of the master east-db: tao rejoin west-db first"):
+            check_before([master("1-1-10"), member], PromotionRequest("west"))
+    with pytest.raises(PromotionRefused, match="tao reseed west-db"):
+        check_before([master("1-1-10"), replica("west", "1-1-9", alone=True, seeding=True)], PromotionRequest("west"))
+    check_before([master("1-1-10"), replica("west", "1-1-9")], PromotionRequest("west"))
+    interrupted = [master("1-1-10", closed=True), replica("west", "1-1-10", alone=True)]
+    check_before(interrupted, PromotionRequest("west"))
+
+
 def test_a_server_that_does_not_answer_may_have_more_unless_the_request_says_otherwise() -> None:
     members = [master(None), replica("west", "1-1-9"), replica("north", None)]
     with pytest.raises(PromotionRefused, match="--without north-db"):
