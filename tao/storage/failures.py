@@ -108,6 +108,11 @@ def _translate(error: Exception, number: int, server: str, *, locking: bool) -> 
         return Unavailable(f"{text}; raise its max_connections or make the pools smaller")
     if number in _DISK_FULL:
         return DatabaseFull(f"the disk of database server {server} is full, or fails: make room there ({text})")
+    if number == ER.ACCESS_DENIED_ERROR:
+        return OperatorError(
+            f"{text}; check that the account exists there with the password that this process has, and that the "
+            "process shows a certificate if the account demands one (`tao accounts`)"
+        )
     if number in _REFUSED or number in _MISSING:
         kind = TablesMissing if number in _MISSING else OperatorError
         return kind(f"{text}; check that the shard's migrations have run and what the account may do")

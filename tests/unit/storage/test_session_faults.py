@@ -115,3 +115,14 @@ def test_a_server_that_refuses_an_account_or_certificate_is_there_and_another_fa
     for number in (1045, 1130, 1227, 1698, 2026, 4151) if refuses else (1040, 1053, 1129, 1146, 2003, 2013):
         error = translate(pymysql.err.OperationalError(number, "as the server says"), "east-db", locking=False)
         assert error.is_refusal is refuses, number
+
+
+def test_a_refused_login_leads_to_the_password_and_a_refused_statement_to_migrations_and_rights() -> None:
+    login = translate(pymysql.err.OperationalError(1045, "Access denied for user 'tao_admin'"), "db-1", locking=False)
+    assert (type(login), "password" in login.message, "migrations" in login.message) == (OperatorError, True, False)
+    statement = translate(pymysql.err.OperationalError(1142, "SELECT command denied"), "db-1", locking=False)
+    assert (type(statement), "password" in statement.message, "migrations" in statement.message) == (
+        OperatorError,
+        False,
+        True,
+    )
