@@ -218,7 +218,10 @@ def restore(folder: Path, until: int | None, former_topology: Path | None) -> in
         print_records(map(_plan_row, plan))
     ask(f"Restore {folder} to {', '.join(each.master.name for each in plan)}?")
     with _Progress() as progress:
-        done = run(restore_backup(folder, path, plan, administrator, progress.show))
+        done = run(
+            restore_backup(folder, path, plan, administrator, progress.show),
+            if_interrupted="repeat the command, which begins anew",
+        )
         progress.show("all databases", "waiting for the leaders, to repair what the backup has half")
         schema, _ = read_schema(folder / "schema.yaml")
         login = ReaderLogin(load_topology(path), schema, administrator.user, administrator.password)

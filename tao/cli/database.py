@@ -86,7 +86,10 @@ def move(shard: int, target: str, undo: bool, megabytes_per_second: float, stead
             }
         )
     ask(f"Move shard {shard} from {plan.source} to {target}?")
-    result = run(move_patiently(mover, PlannedMove(shard, plan.source, target), _show_failure))
+    result = run(
+        move_patiently(mover, PlannedMove(shard, plan.source, target), _show_failure),
+        if_interrupted="repeat the command, which goes on with what was begun, or give the move up with --undo",
+    )
     show(result, lambda: click.echo(_done(result)))
 
 
@@ -186,7 +189,7 @@ def _do_all(mover: ShardMover, plan: MovePlan, unit: str) -> None:
             if not given("as_json"):
                 click.echo(f"{len(results)}/{len(planned)}: {_done(result)}", err=True)
 
-    run(work())
+    run(work(), if_interrupted="repeat the command, which goes on with what was begun")
     moved = {result.shard for result in results}
     others = ", ".join(str(move.shard) for move in planned if move.shard not in moved)
     more = f"; left out, because another process has moved them: shards {others}" if others else ""

@@ -132,8 +132,9 @@ class TaoGroup(CommandGroup):
         except click.ClickException as error:
             _explained(error).show()
             sys.exit(error.exit_code)
-        except (click.Abort, KeyboardInterrupt):
-            fail("interrupted", INTERRUPTED_STATUS)
+        except (click.Abort, KeyboardInterrupt) as interruption:
+            notes = getattr(interruption.__cause__, "__notes__", ())  # click raises its own of the interpreter's
+            fail("; ".join(("interrupted", *notes)), INTERRUPTED_STATUS)
         except OperatorError as error:
             fail(error.message, OPERATOR_STATUS)
         except TaoError as error:
@@ -211,12 +212,18 @@ def _confirm(question: str) -> None:
         fail("nothing was changed", DECLINED_STATUS)
 
 
-def run(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run a command's asynchronous part on uvloop and return its result."""
+def run(work: Coroutine[Any, Any, _Result], *, if_interrupted: str = "") -> _Result:
+    """Run a command's asynchronous part on uvloop and return its result. ``if_interrupted``: what to do after Ctrl-C
+    has left something half done, which is printed then."""
     import uvloop
 
-    with _without_link_warnings(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
+    try:
+        with _without_link_warnings(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(work)
+    except KeyboardInterrupt as interruption:  # also of a second Ctrl-C, while the loop is closed
+        if if_interrupted:
+            interruption.add_note(if_interrupted)
+        raise
 
 
 @contextmanager

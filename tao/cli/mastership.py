@@ -69,7 +69,10 @@ def promote(database: str, region: str | None, master_lost: bool, without: tuple
         check_before(members, request)
     target = "the most advanced server" if request.region is None else found.places[request.region].name
     ask(f"Make {target} the master of {database}?")
-    done = run(promoter.promote(database, request))
+    done = run(
+        promoter.promote(database, request),
+        if_interrupted="a watcher finishes or undoes what was begun, and so does the same command: repeat it",
+    )
     alone = found.semi_sync and not done.waits_for_replica
 
     def text() -> None:
@@ -106,7 +109,7 @@ def rejoin(server: str) -> None:
     promoter = shown_promoter(path, accounts)
     check_answers(_observe(promoter, database.name), server, database.name)
     ask(f"Close {server} to writes and have it follow {master}?")
-    run(promoter.rejoin(database.name, server))
+    run(promoter.rejoin(database.name, server), if_interrupted="repeat the command")
     show({"server": server, "follows": master}, lambda: click.echo(f"{server} follows, and has caught up"))
 
 
@@ -135,7 +138,10 @@ def reseed(server: str, dry_run: bool) -> None:
     if not given("as_json"):
         _print_plan(plan)
     ask(f"Drop all that {server} has, and copy {plan.master} to it?")
-    done = run(reseeder.seed(server))
+    done = run(
+        reseeder.seed(server),
+        if_interrupted=f"{server} has only a part of the data: repeat the command, which begins anew",
+    )
     seeded = f"{server} has {counted(done.shards, 'shard')}, follows {done.follows}, and has caught up"
     show(done, lambda: click.echo(seeded))
 

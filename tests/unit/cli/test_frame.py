@@ -41,6 +41,21 @@ def request(reason: str) -> None:
     run(work())
 
 
+@program.command()
+def stop() -> None:
+    """Work that Ctrl-C ends halfway."""
+
+    async def work() -> None:
+        raise KeyboardInterrupt
+
+    run(work(), if_interrupted="repeat the command")
+
+
+def test_ctrl_c_in_the_middle_says_what_to_do_with_what_is_half_done() -> None:
+    result = CliRunner().invoke(program, ["stop"])
+    assert (result.exit_code, result.stderr) == (130, "\ntao: interrupted; repeat the command\n")
+
+
 @pytest.mark.parametrize(
     ("reason", "status"),
     [
