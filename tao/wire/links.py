@@ -356,7 +356,8 @@ class Link:
         self._note_refusal(error)
         # A rejected greeting is for the operator to fix and keeps its error; anything else means an unavailable server.
         kind = TlsMismatch if isinstance(error, TlsMismatch) else Unavailable
-        refused = kind(f"{self.server.name}: {error.message}")
+        is_named = error.message.startswith(f"{self.server.name} ")  # one that is known by its address alone
+        refused = kind(error.message if is_named else f"{self.server.name}: {error.message}")
         self._fail_waiting(error if not error.retryable else refused)
         self._follow_detector()
 

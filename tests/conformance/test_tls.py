@@ -147,6 +147,8 @@ async def test_a_peer_without_tls_at_a_server_with_it_and_the_other_way_round_he
         TlsMismatch, match=f"^follower-1: {port} speaks TLS, and this process connects without it: .*--ca"
     ):
         await demanding.ask(transport, None)
+    with pytest.raises(TlsMismatch, match=f"^{port} speaks TLS"):
+        await demanding.ask(transport, None, name=port)
     port = without_tls.server.frames if transport == "frames" else without_tls.server.grpc
     said = f"^follower-1: {port} answers without TLS, and this process connects with it: "
     for tls in (authority.issue("leader-1"), authority.issue("leader-1", uri_of("leader", "leader-1"), CLUSTER)):
