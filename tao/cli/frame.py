@@ -31,6 +31,8 @@ FAILED_STATUS = 3
 INCOMPLETE_STATUS = 4
 INTERRUPTED_STATUS = 130
 _UNCUT_CHARACTERS = 1_000
+_OPTIONS_ANYWHERE = frozenset({"--connect", "--state-dir", "--json"})
+"""Options of the program that its commands have as well, where they mean something."""
 _Result = TypeVar("_Result")
 
 
@@ -155,8 +157,10 @@ class TaoGroup(CommandGroup):
 def _explained(error: click.ClickException) -> click.ClickException:
     """Return an error of the command line; of a mistake at a group of commands with what to write instead."""
     context = error.ctx if isinstance(error, click.UsageError) else None
-    if context is None or context.parent is None or not isinstance(context.command, click.Group):
+    if context is None or context.parent is None:
         return error
+    if not isinstance(context.command, click.Group):
+        return _with_place_before(error, context) if isinstance(error, click.NoSuchOption) else error
     if isinstance(error, click.exceptions.NoSuchCommand) and not error.possibilities:
         commands = ", ".join(context.command.commands)
         return click.UsageError(f"{error.message} The commands here are {commands}.", context)
@@ -164,6 +168,17 @@ def _explained(error: click.ClickException) -> click.ClickException:
         place = f"`{context.command_path} COMMAND … {error.option_name}`"
         return click.UsageError(f"{error.message} Options stand after the command: {place}.", context)
     return error
+
+
+def _with_place_before(error: click.NoSuchOption, context: click.Context) -> click.ClickException:
+    """Return the error of a command that does not have an option, with where it belongs if the program has it."""
+    root = context.find_root()
+    before_only = {name for each in root.command.params for name in each.opts} - _OPTIONS_ANYWHERE
+    if error.option_name not in before_only:
+        return error
+    command = context.command_path.removeprefix(f"{root.command_path} ")
+    place = f"`{root.command_path} {error.option_name} … {command}`"
+    return click.UsageError(f"{error.message} It stands before the command: {place}.", context)
 
 
 def fail(message: str, status: int) -> NoReturn:

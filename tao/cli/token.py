@@ -20,6 +20,7 @@ from tao.cli.options import FloatRange, combined, given, json_option, yes_option
 from tao.model.errors import OperatorError, unwritable
 from tao.runtime.token_file import TokenEntry, TokenRole, change_tokens, entry_for, load_tokens, new_secret
 from tao.terminal import counted, print_records
+from tao.wire.identity import CLIENT
 
 _file_options = combined(
     click.option(
@@ -66,6 +67,8 @@ def new(caller: str, role: str, days: float | None, out: Path | None, existing: 
 
     CALLER is the application's name, by which rights and audit know it, or the operator's. For the role of a server it
     is the only server that may show the token; without it, every server of that role may."""
+    if not caller and role in (CLIENT, "operator"):
+        raise OperatorError(f"a token of the role {role} needs a CALLER: tao token new NAME --role {role}")
     secret = sys.stdin.readline().strip() if existing else new_secret()
     if not secret:
         raise OperatorError("--existing reads the token from standard input, which is empty")

@@ -231,7 +231,7 @@ def export(document: Path, schema: Path | None, access: Path | None) -> None:
     ):
         if path is not None:
             if text is None:
-                raise OperatorError(f"there is no {what} in {place}")
+                raise OperatorError(f"there is no {what} in {place}: leave out the option for it")
             try:
                 path.write_text(text, encoding="utf-8")
             except OSError as error:

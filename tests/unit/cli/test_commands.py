@@ -138,6 +138,13 @@ def test_an_option_before_its_command_is_rejected_with_its_right_place() -> None
     )
 
 
+def test_an_option_of_the_program_behind_a_command_is_rejected_with_its_right_place() -> None:
+    result = call("get", "1", "--token-file", "mine")
+    assert result.exit_code == 2
+    assert "No such option '--token-file'. It stands before the command: `tao --token-file … get`." in result.stderr
+    assert "before the command" not in call("dev", "up", "--connect", "127.0.0.1:1").stderr
+
+
 @pytest.mark.parametrize("command", [("history", "alice"), ("shard", "hot", "--limit", "x"), ("get", "alice")])
 def test_text_in_place_of_a_number_is_no_valid_integer(command: tuple[str, ...]) -> None:
     result = call(*command)

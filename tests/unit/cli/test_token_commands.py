@@ -65,6 +65,7 @@ def test_a_token_is_written_to_a_file_of_one_account_instead() -> None:
     assert (again.exit_code, len(load_tokens(Path("tokens.yaml")))) == (2, 1)
     refused = call("new", "--role", "operator", "--out", "operator.token")
     assert (refused.exit_code, Path("operator.token").exists()) == (2, False)
+    assert refused.stderr == "tao: a token of the role operator needs a CALLER: tao token new NAME --role operator\n"
 
 
 def test_a_token_in_use_is_accepted_for_another_role_too() -> None:
