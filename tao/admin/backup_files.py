@@ -162,7 +162,9 @@ def make_folder(folder: Path) -> None:
     """Make the folder of a new backup. Raises `OperatorError` when it has files."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if any(folder.iterdir()):
-        raise OperatorError(f"{folder} is not empty: a backup needs a folder of its own")
+        is_backup = (folder / MANIFEST).exists()
+        more = "" if is_backup else f" (it has no {MANIFEST}: if a backup that failed has left it, remove it)"
+        raise OperatorError(f"{folder} is not empty: a backup needs a folder of its own{more}")
 
 
 def _created(path: Path, *, replace: bool = False) -> IO[bytes]:

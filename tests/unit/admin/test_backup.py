@@ -147,9 +147,13 @@ def test_a_standby_is_backed_up_rather_than_a_master() -> None:
 
 
 async def test_a_backup_needs_a_folder_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "other").touch()
-    with pytest.raises(OperatorError, match="is not empty"):
-        await create_backup(tmp_path, topology(), {}, Account("u", "p"), on_progress=lambda _name, _done: None)
+    for file, more in (
+        ("other", r" \(it has no manifest\.json: if a backup that failed has left it, remove it\)"),
+        (MANIFEST, ""),
+    ):
+        (tmp_path / file).touch()
+        with pytest.raises(OperatorError, match=rf"is not empty: a backup needs a folder of its own{more}$"):
+            await create_backup(tmp_path, topology(), {}, Account("u", "p"), on_progress=lambda _name, _done: None)
     with pytest.raises(OperatorError, match="cannot write to"):
         await create_backup(
             tmp_path / "other", topology(), {}, Account("u", "p"), on_progress=lambda _name, _done: None
