@@ -106,7 +106,8 @@ def _service_logins(*users: str) -> tuple[Location, tuple[Account, ...]]:
         known = cluster_accounts(folder, folder.require())
         accounts = {each.user: each for each in (known.administrator, known.replicator, known.leader)}
         return folder.place_of_topology(), tuple(accounts[user] for user in users)
-    passwords, tls = passwords_of(*(_PASSWORDS[user] for user in users)), database_tls()
+    otherwise = " (those of a development cluster are known: leave --topology out, or name its --state-dir)"
+    passwords, tls = passwords_of(*(_PASSWORDS[user] for user in users), otherwise=otherwise), database_tls()
     return file, tuple(Account(user, password, tls) for user, password in zip(users, passwords, strict=True))
 
 
@@ -117,15 +118,15 @@ def is_development(file: Location | None) -> bool:
     )
 
 
-def passwords_of(*variables: str) -> tuple[str, ...]:
-    """Return the passwords in environment variables. Raises `OperatorError` that names all that are not set."""
+def passwords_of(*variables: str, otherwise: str = "") -> tuple[str, ...]:
+    """Return the passwords in environment variables. Raises `OperatorError` that names all that are not set, and ends
+    with how the command is given ``otherwise``."""
     found = tuple(os.environ.get(variable, "") for variable in variables)
     missing = [variable for variable, password in zip(variables, found, strict=True) if not password]
     if missing:
-        known = " (those of a development cluster are known: leave --topology out, or name its --state-dir)"
         raise OperatorError(
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: this command takes passwords from "
-            f"the environment{known if given('state_dir') is not None else ''}"
+            f"the environment{otherwise}"
         )
     return found
 

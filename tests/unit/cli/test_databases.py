@@ -60,6 +60,7 @@ def test_passwords_are_taken_from_the_environment(topology: str) -> None:
         result = call(*command, "--topology", topology, "--yes")
         assert (result.exit_code, result.stdout) == (2, "")
         assert said in result.stderr
+        assert "--state-dir" not in result.stderr, "these commands do not have it"
 
 
 def test_nothing_is_migrated_at_a_master_that_was_replaced_since_the_question(
