@@ -7,14 +7,14 @@ only the seconds around it are played: in between nothing happens that could be 
 A promotion is *false* when its master was well: its process ran, and throughout the two seconds before somebody could
 have heard from it. That is the watcher that promoted, and any of the master's own region that could say so, if the
 master answered every question within `ProbeSettings.master_hangs_seconds`; and a replica, if no heartbeat came so late
-that one seemed to be missed. What a replica hears says nothing of one that had closed before the promotion began,
-because its lease was over, while no watcher could reach it: it served nobody. Also checked: no acknowledged write of a
-semi-synchronous database is missing at a later master; no critical read, by a client with any topology, lacks what was
-acknowledged before it began; and writes go on within `REPLACED_SECONDS` of the loss of a master that died or stood
-still for good, if nothing else befell it. One that pauses again and again, each time for less than
-`ProbeSettings.master_hangs_seconds`, keeps its place. In some hours a step of a promotion fails, and links are perhaps
-mended before the next attempt, so that the old master goes on. Then everything is mended at the end, and writes have to
-go on.
+that one seemed to be missed. What a replica could hear does not count for one that is closed, because its lease is
+over, and out of the reach of the watcher that promotes: if that gave up, nobody would open it. Also checked: no
+acknowledged write of a semi-synchronous database is missing at a later master; no critical read, by a client with any
+topology, lacks what was acknowledged before it began; and writes go on within `REPLACED_SECONDS` of the loss of a
+master that died or stood still for good, if nothing else befell it. One that pauses again and again, each time for less
+than `ProbeSettings.master_hangs_seconds`, keeps its place. In some hours a step of a promotion fails, and links are
+perhaps mended before the next attempt, so that the old master goes on. Then everything is mended at the end, and writes
+have to go on.
 
 In some hours the topology and the locks are in etcd (`tests.sim.etcd`), which is away, restored from a snapshot, or out
 of reach of some watchers, alone or beside another incident. While nothing else happens, a semi-synchronous master has
@@ -173,9 +173,6 @@ class Hour:
         """The master did not die: it stands still for good."""
         self._lively_until: Final[dict[str, float]] = {}
         """Server → the beginning of the last pause before which it had run for `LIVELY_SECONDS`."""
-        self._served_nobody: Final[dict[asyncio.Task[object] | None, bool]] = {}
-        """Promotion, by the task of its steps → whether its master was closed when it began, and out of all reach.
-        """
         self._kinds_drawn: list[str] = []
         self._processes: Final[list[Process]] = []
 
@@ -276,29 +273,19 @@ class Hour:
             raise ConnectionLost("the connection to a replica broke")
         database = self.topology.databases[0]
         old = self.machines.servers[database.servers[database.master_region].name]
-        served_nobody = self._served_nobody.setdefault(asyncio.current_task(), self._serves_nobody(old))
         if step is not PromotionStep.RAISE_EPOCH:
             return
         if any(each.epoch > database.version_epoch for each in self.machines.servers.values()):
             return  # it was interrupted, and can only be finished
         self.findings.promotions += 1
-        if self._was_well(old, watcher, replicas_say_so=not served_nobody):
+        if self._was_well(old, watcher):
             self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name}")
         if {"master pauses", "master stands still"}.issuperset(self._kinds_drawn) and self._was_lively(old):
             self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name} in a pause")
         if not self.semi_sync:
             self._forget_lost()
 
-    def _serves_nobody(self, master: Server) -> bool:
-        """Return whether a master is closed, and no watcher can reach it to open it."""
-        reach = (
-            name
-            for name, each in self.watchers.items()
-            if each.process.state == "runs" and not self.machines.is_cut(name, master.name)
-        )
-        return master.read_only and not any(reach)
-
-    def _was_well(self, old: Server, watcher: SimWatcher, *, replicas_say_so: bool) -> bool:
+    def _was_well(self, old: Server, watcher: SimWatcher) -> bool:
         """Return whether somebody could have heard from a master that is replaced, all the time (see above)."""
         may_report = self.loop.now - self.machines.healed_at >= _WELL_SECONDS
         witnesses = {
@@ -309,7 +296,7 @@ class Hour:
             and self.watchers[own].process.state == "runs"
         }
         witnesses[watcher.process.name] = ProbeSettings().master_hangs_seconds
-        if replicas_say_so:
+        if not (old.read_only and self.machines.is_cut(watcher.process.name, old.name)):
             witnesses |= dict.fromkeys(self.machines.servers.keys() - {old.name}, SILENT_SECONDS - HEARTBEAT_SECONDS)
         since = min(self.machines.well_since(name, old, seconds) for name, seconds in witnesses.items())
         return self.loop.now - since >= _WELL_SECONDS
