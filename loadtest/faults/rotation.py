@@ -302,7 +302,7 @@ class _Load:
         return True
 
     def _failure(self, name: str, error: TaoError, began: float, step: str) -> str:
-        """Describe a failure, for whoever looks for its cause in the logs of the servers."""
+        """Describe a failure so that its cause can be found in the logs of the servers."""
         seconds = time.monotonic() - began
         return f"{name}: {error.reason}: {error.message} (begun while {step}, failed {seconds:.1f} s later)"
 

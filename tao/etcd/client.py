@@ -57,8 +57,7 @@ _ELSEWHERE: Final = frozenset(
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.CANCELLED,
         grpc.StatusCode.ABORTED,
-        # What etcd refuses has a code of its own. This is a deadline that ends in the member, or a proposal that has no
-        # leader, as in an election.
+        # Refusals have codes of their own. UNKNOWN means that the deadline ended in the member, or that no member led.
         grpc.StatusCode.UNKNOWN,
     }
 )

@@ -60,8 +60,8 @@ class Questions:
 
 
 def failure_of(question: asyncio.Task[SetMember]) -> BaseException | None:
-    """Return the error of a question that has ended, which nobody may be waiting for any more; None for an answer, or
-    one that was withdrawn. That the lock is lost is no error of a question: whoever holds it finds out."""
+    """Return the error with which a question ended, or None if it was answered or withdrawn, or ended because the lock
+    was lost: the promotion checks its lock before each step."""
     failure = None if question.cancelled() else question.exception()
     return None if isinstance(failure, LockLost) else failure
 

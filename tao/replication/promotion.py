@@ -280,8 +280,8 @@ class Promoter:
 
     async def finish(self, database: str) -> PromotionResult:
         """Finish a promotion that was interrupted when it could not be undone any more. Raises as `promote`, and
-        `PromotionRefused` when there is none: then the lock was not held for it, and watchers that find so again and
-        again keep nobody from marking a server of the database."""
+        `PromotionRefused` when there is none. The lock is taken only when there is one: a watcher looks every second,
+        and while the lock is held no server of the database is marked."""
         replicas = await self._set(database)
         members = await replicas.members()
         epochs, _ = await replicas.epochs_as_masters(members)

@@ -168,8 +168,8 @@ def check_before(members: Sequence[SetMember], request: PromotionRequest) -> Non
 
 
 def _check_can_catch_up(member: SetMember, master: SetMember) -> None:
-    """Raise `PromotionRefused` when writes would wait in vain for a server to get what the master has. One that an
-    interrupted run had follow nobody has all of it."""
+    """Raise `PromotionRefused` for a server that follows nobody and lacks something: it would never catch up. One that
+    an interrupted promotion detached lacks nothing."""
     lack = _lack(member, master)
     if lack and member.state is not None and member.is_complete and member.state.following is None:
         raise PromotionRefused(
@@ -267,14 +267,14 @@ def check_has_all(chosen: SetMember, other: SetMember) -> None:
 
 
 def check_not_overtaken(chosen: SetMember, members: Sequence[SetMember]) -> None:
-    """Raise `PromotionRefused` when another server has received what one lacks whose promotion was interrupted: while
-    it did not answer, the old master was opened again, and acknowledged what that other server received."""
+    """Raise `PromotionRefused` when another server has received something that ``chosen`` lacks, whose promotion was
+    interrupted. The old master was opened again while ``chosen`` was away, and may have acknowledged it."""
     for other in members:
         lack = "" if other.is_master or not other.is_complete else _lack(chosen, other)
         if lack:
             raise PromotionRefused(
-                f"the promotion of {chosen.name} was interrupted, and lost to it would be {lack}, which {other.name} "
-                f"has received since: tao reseed {chosen.name}, and the old master is opened again"
+                f"the promotion of {chosen.name} was interrupted, and {other.name} has received {lack} since: to "
+                f"finish it would lose that. Run tao reseed {chosen.name}; then the old master is opened again"
             )
 
 

@@ -372,9 +372,9 @@ class ReplicationSet:
             return await highest_epoch(session, self.shards, master=name, deadline=self.statement_deadline())
 
     async def as_successor(self, member: SetMember) -> SetMember:
-        """Return the state of a server that answers, outdated if it follows another server or none, and its shard rows
-        show nothing of the present master (`SetMember.is_outdated`). A replica that an interrupted promotion has
-        detached has those rows. Raises `TaoError`."""
+        """Return the server, marked as outdated (`SetMember.is_outdated`) if it does not follow the present master and
+        its shard rows do not name that one either. A replica that an interrupted promotion detached still has those
+        rows. Raises `TaoError`."""
         if member.state is None or self.follows(member, self.database.master_region) or not self.shards:
             return member
         async with self.session(member.region) as session:

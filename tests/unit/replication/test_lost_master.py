@@ -150,19 +150,28 @@ async def test_nobody_is_certain_of_a_master_that_is_not_asked_any_more(answers:
             await lost.until_certain()
 
 
+async def _until_the_first_is_late(answers: Answers, clock: ManualClock) -> None:
+    """Wait until a second question is under way beside the first one."""
+    await _turns()
+    clock.now += 1.0
+    await until(lambda: answers.asked == 2)
+
+
+async def _fail_the_late_one(answers: Answers, error: Exception) -> None:
+    answers.given.put_nowait(error)
+    await until(lambda: answers.waiting == [2])
+    await _turns()
+
+
 async def test_a_late_question_that_fails_is_logged_and_nobody_is_certain(
     answers: Answers, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The master may have answered it, and may not be replaced as one that is silent."""
     lost = LostMaster(replication_set_of("east", "west"))
     async with lost.asked():
-        await _turns()
-        clock.now += 1.0
-        await until(lambda: answers.asked == 2)
+        await _until_the_first_is_late(answers, clock)
         assert (await lost.until_certain()).state is None
-        answers.given.put_nowait(ValueError("an answer of a kind that nobody knows"))
-        await until(lambda: answers.waiting == [2])
-        await _turns()
+        await _fail_the_late_one(answers, ValueError("an answer of a kind that nobody knows"))
         with pytest.raises(ValueError, match="of a kind that nobody knows"):
             await lost.until_certain()
     assert [record.message for record in caplog.records] == ["the question failed: does east-db answer"]
@@ -173,12 +182,8 @@ async def test_a_late_question_that_fails_changes_nothing_for_a_master_that_has_
 ) -> None:
     lost = LostMaster(replication_set_of("east", "west"))
     async with lost.asked():
-        await _turns()
-        clock.now += 1.0
-        await until(lambda: answers.asked == 2)
-        answers.given.put_nowait(ValueError("an answer of a kind that nobody knows"))
-        await until(lambda: answers.waiting == [2])
-        await _turns()
+        await _until_the_first_is_late(answers, clock)
+        await _fail_the_late_one(answers, ValueError("an answer of a kind that nobody knows"))
         answers.given.put_nowait(master("1-1-1"))
         await lost.answered.wait()
         assert (await lost.until_certain()).state is not None
@@ -189,11 +194,7 @@ async def test_a_late_question_that_has_lost_its_lock_is_not_an_error(
 ) -> None:
     lost = LostMaster(replication_set_of("east", "west"))
     async with lost.asked():
-        await _turns()
-        clock.now += 1.0
-        await until(lambda: answers.asked == 2)
-        answers.given.put_nowait(LockLost("somebody else has it"))
-        await until(lambda: answers.waiting == [2])
-        await _turns()
+        await _until_the_first_is_late(answers, clock)
+        await _fail_the_late_one(answers, LockLost("somebody else has it"))
         assert (await lost.until_certain()).state is None
     assert caplog.records == []
