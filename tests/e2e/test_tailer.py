@@ -13,14 +13,15 @@ import pytest
 import yaml
 
 from tao.model.changes import Message
+from tao.model.delivery import Span
 from tao.model.ids import make_id
-from tao.model.relay import Relay, Touch
+from tao.model.relay import Relay, Relayed, Touch
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.model.writes import ObjAdd
 from tao.replication.accounts import ServiceAccounts
 from tao.schema.codec import encode_fields
 from tao.topology.document import dump_topology
-from tao.wire.convert import relay_from_pb
+from tao.wire.convert import relay_from_pb, relayed_to_pb
 from tao.wire.frames_server import FrameServer
 from tao.wire.session import Reply
 from tao.wire.settings import ServingSettings
@@ -39,14 +40,27 @@ class Leader:
         self.relays: list[Relay] = []
         self.holding = False
         self.held: list[Reply] = []
+        self.has_messages = False
+        """Whether it says that it has the messages of commits of its own, and enters them."""
+        self.entered: Span | None = None
+        """The span of the first commit of its own that it was asked for. It then wants what follows the span's start,
+        as a leader does that has just taken the shard."""
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         assert reply.peer.role == "tailer"
-        self.relays.append(relay_from_pb(request.relay))
+        is_whole = request.HasField("relay")
+        self.relays.append(relay_from_pb(request.relay if is_whole else request.relay_by_reference))
         if self.holding:
             self.held.append(reply)
         else:
-            reply.send(pb.Answer(relayed=pb.Relayed()))
+            reply.send(pb.Answer(relayed=relayed_to_pb(self._answer(self.relays[-1]))))
+
+    def _answer(self, relay: Relay) -> Relayed:
+        if self.entered is not None or not relay.references:
+            return Relayed(takes_references=self.has_messages)
+        (span,) = relay.spans
+        self.entered = span
+        return Relayed(wanted=(Span(span.shard, span.source, span.after, span.after),), takes_references=True)
 
     @property
     def messages(self) -> list[Message]:
@@ -166,3 +180,15 @@ async def test_a_tailer_delivers_resumes_after_a_kill_and_resends_what_was_not_a
     assert not any(relay.bulk_shards for relay in rig.leader.relays)
     assert await rig.stop() == 0
     assert stored(rig) == await rig.binlog.reader().current_position()
+
+
+async def test_what_a_leader_asks_for_again_has_its_messages_though_it_is_asked_for_its_own(rig: Rig) -> None:
+    rig.leader.has_messages = True
+    await rig.start()
+    await until(lambda: stored(rig) != "none")
+    written: list[Message] = []
+    while rig.leader.entered is None:  # what is read before the leader's first answer is decoded
+        written.append(await rig.write())
+        await until(lambda: rig.leader.entered is not None or rig.leader.messages == written)
+    await until(lambda: rig.leader.messages == written)
+    assert [span.number for span in rig.leader.relays[-1].spans] == [rig.leader.entered.number]

@@ -18,6 +18,7 @@ import pytest_asyncio
 from tao.client import Graph, TaoError, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Role, Shape
+from tao.runtime.admin_client import admin_get
 from tao.topology import edits
 from tao.topology.file_store import TopologyFile
 from tests.e2e.cluster_access import (
@@ -38,6 +39,8 @@ pytestmark = [
 
 SHARDS = 8
 USERS = 40
+ENTERED = 'tao_relay_references_total{outcome="entered"}'
+"""Transactions whose messages a leader had, as the metrics of a tailer name their number."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -121,6 +124,19 @@ async def test_a_leader_that_is_killed_and_started_again_leaves_its_followers_wa
     await until_linked(cluster)
     assert await resets(cluster) == before
     assert (await stats(cluster, "leader-1"))["delivery"]["continued_total"] > 0
+
+
+async def test_leaders_enter_messages_of_their_own_that_a_tailer_relays_by_reference(
+    cluster: DevCluster, warm: tuple[Graph, list[int]]
+) -> None:
+    (tailer,) = [name for name, role in cluster.processes.items() if role is Role.TAILER]
+
+    async def entered() -> bool:
+        _, page = await admin_get(cluster.admin(tailer), "/metrics", PATIENT_SECONDS)
+        (line,) = [each for each in page.decode().splitlines() if each.startswith(ENTERED)]
+        return float(line.removeprefix(ENTERED)) > 0
+
+    await until(entered, "every transaction is decoded and relayed with its messages")
 
 
 async def mark(cluster: DevCluster, name: str, *, down: bool) -> None:

@@ -7,9 +7,9 @@ from typing import cast
 import pytest
 
 from tao.model.errors import DeadlineExceeded, OutcomeUnknown, ShardBlocked, TaoError
-from tao.model.graph import ListKey
+from tao.model.graph import Edge, EdgeKey, ListKey
 from tao.model.ids import SHARD_SHIFT
-from tao.model.rows import RowChanges, WriteKeys
+from tao.model.rows import ListRow, RowChanges, WriteKeys
 from tao.storage.disk_space import DiskSpace, DiskSpaceSettings
 from tao.storage.failures import ConnectionLost
 from tao.storage.pools import Pool
@@ -30,6 +30,10 @@ class NextSession(DatabaseSession):
         """What statements that wait for a lock have in them."""
         self.is_lost_in_commit = False
 
+    @property
+    def committed_gtid(self) -> str:
+        return "0-1-1"
+
     async def run(
         self, sql: str, arguments: object = (), *, deadline: float, results: list[list[Row]] | None = None
     ) -> list[list[Row]]:
@@ -44,7 +48,7 @@ class NextSession(DatabaseSession):
             if not isinstance(failure, ShardBlocked):
                 self.abort()
             raise failure
-        return [[]]
+        return [[] for _ in sql.split("; ")]
 
 
 class Lender:
@@ -70,6 +74,23 @@ class Lender:
 
     def transaction(self) -> MySqlTransaction:
         return MySqlTransaction(cast("Pool", self), lambda _: "assocs", timeout_seconds=30)
+
+
+async def test_a_transaction_is_two_messages_to_the_database() -> None:
+    pool = Lender(None)
+    pairs = [(shard << SHARD_SHIFT, (3 - shard) << SHARD_SHIFT) for shard in (1, 2)]
+    changes = RowChanges()
+    for id1, id2 in pairs:
+        changes.put_lists[ListKey(id1, 1)] = ListRow(1, 1)
+        changes.put_edges[EdgeKey(id1, 1, id2)] = Edge(1, 1)
+    async with pool.transaction() as transaction:
+        await transaction.lock_and_read([1, 2], WriteKeys(edges=set(changes.put_edges)))
+        await transaction.apply(changes)
+        assert await transaction.commit() == "0-1-1"
+    read, written = pool.sessions[0].ran
+    assert "FOR UPDATE" in read
+    assert "INSERT" in written
+    assert written.endswith("; COMMIT")
 
 
 async def test_a_loan_without_an_answer_ends_with_what_was_found() -> None:
