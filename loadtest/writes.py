@@ -1,7 +1,8 @@
 """Scenario `writes`: durable edges with their inverse, beside the same transactions issued one by one.
 
 Full durability (every commit synced, redo log and binlog), a buffer pool that holds everything, one leader, one
-follower. The subject is group commit: the leader gathers the writes of 64 writers into few transactions.
+follower. The subject is group commit: the leader gathers the writes of 64 writers into few transactions. With few
+shards there is one writer alone, too: each of its writes is a transaction, and what it costs the leader has an aim.
 
 The yardstick is what an application would write by hand, in as few round trips as single statements allow: lock the
 shards' rows in share mode, read the rows to be touched with locks, upsert edge, inverse and the two lists' counts and
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from random import Random
@@ -26,15 +27,16 @@ from loadtest.client_process import StepReport, run_job
 from loadtest.drivers import WrongAnswer, closed
 from loadtest.peers.graph_store import SqlAddress
 from loadtest.peers.sql_graph import repeat_deadlocked, transaction
-from loadtest.results import Figure, Goal, Measure, ScenarioResult, aims_of
-from loadtest.rounds import Comparison, Pace, Source, Trial, compare_all
+from loadtest.results import Figure, Goal, Listing, Measure, ScenarioResult, aims_of, at_most
+from loadtest.rounds import MICRO, Comparison, Pace, Round, Source, Trial, figures_of, take_all_turns
 from loadtest.scenario import SCHEMA, BenchSettings, PartOfProgress, Progress, Scenario
+from loadtest.table import listing
 from loadtest.tao_reads import open_graph
 from loadtest.target import pids_of, versions_of
 from tao.client import Graph
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
-from tao.devcluster.layout import ClusterSettings, Shape
+from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.state_folder import service_accounts
 from tao.model.ids import SEQUENCE_PER_MS, make_id, shard_of
 
@@ -60,12 +62,16 @@ _GOALS: Final = (
 class _Size:
     shards: tuple[int, ...] = (8, 32)
     writers: int = 64
+    lone: int = 8
+    """With so many shards, one writer is measured by itself, too."""
     ids: int = 32_000
     """Ends of edges, over all shards: lists stay short, and two writers seldom want the same."""
     buffer_pool_mb: int = 512
 
 
-_TOY: Final = _Size((2,), 4, 100, 64)
+_TOY: Final = _Size((2,), 4, 2, 100, 64)
+_LONE_LEADER_US: Final = 800.0
+"""The most CPU of the leader for a write that comes alone."""
 Pair = tuple[int, int]
 EdgeToWrite = tuple[int, int, int]
 """``(id1, id2, time)``."""
@@ -75,9 +81,12 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
     """Measure the writers with few and with many shards. Raises `OperatorError`."""
     size = _TOY if settings.toy else _Size()
     figures = list[Figure]()
+    server_cpu = dict[str, dict[str, float]]()
     for number, shards in enumerate(size.shards):
         part = PartOfProgress(progress, number / len(size.shards), 1 / len(size.shards))
-        figures += await _with_shards(shards, size, settings, part)
+        measured = await _with_shards(shards, size, settings, part)
+        figures += measured.figures
+        server_cpu |= measured.server_cpu
     return ScenarioResult(
         conditions={
             "writers": size.writers,
@@ -87,7 +96,17 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
             "round_seconds": settings.round_seconds,
         },
         figures=figures,
-        aims=aims_of(figures),
+        listings=[_servers_listing(server_cpu)],
+        aims=[
+            *aims_of(figures),
+            at_most(
+                f"a lone write takes at most {_LONE_LEADER_US:g} µs of the leader",
+                server_cpu[_shape(1, size.lone)]["leader_us"],
+                _LONE_LEADER_US,
+                _shape(1, size.lone),
+            ),
+        ],
+        measured=server_cpu,
     )
 
 
@@ -98,7 +117,18 @@ SCENARIO: Final = Scenario(
 )
 
 
-async def _with_shards(shards: int, size: _Size, settings: BenchSettings, progress: Progress) -> list[Figure]:
+def _servers_listing(server_cpu: Mapping[str, Mapping[str, float]]) -> Listing:
+    names = next(iter(server_cpu.values()))
+    columns = {name.removesuffix("_us"): f"{{{name}:,.0f}}" for name in names}
+    rows = [{"shape": shape, **of} for shape, of in server_cpu.items()]
+    return listing({"CPU µs a write": "{shape}", **columns}, rows)
+
+
+def _shape(writers: int, shards: int) -> str:
+    return f"assoc_add with inverse, {writers} writer{'' if writers == 1 else 's'}, {shards} shards"
+
+
+async def _with_shards(shards: int, size: _Size, settings: BenchSettings, progress: Progress) -> WritesMeasured:
     cluster_settings = ClusterSettings(
         state_dir=settings.work_dir / f"writes-{shards}",
         shape=Shape(tiers=1, followers=1, leaders=1, databases=1, shards=shards),
@@ -107,7 +137,7 @@ async def _with_shards(shards: int, size: _Size, settings: BenchSettings, progre
         durability=Durability.FULL,
     )
     async with DevCluster(cluster_settings, progress.step) as cluster:
-        pids = await pids_of(cluster)
+        pids = {cluster.processes[name].value: pid for name, pid in (await pids_of(cluster)).items()}
         (database_name,) = cluster.record.shape.database_names
         database = cluster.database(database_name)
         settings.versions.update(versions_of(database))
@@ -115,14 +145,21 @@ async def _with_shards(shards: int, size: _Size, settings: BenchSettings, progre
         job = WritesJob(
             topology_file=str(cluster.topology_path),
             pids=pids,
-            database_name=database_name,
             database=SqlAddress(host=database.host, port=database.port, user=account.user, password=account.password),
             shards=shards,
-            writers=size.writers,
+            writers=(size.writers, 1) if shards == size.lone else (size.writers,),
             ids_per_shard=size.ids // shards,
             pace=Pace(settings.rounds, settings.round_seconds),
         )
-        return await run_job(job, progress, settings.work_dir / f"writes-{shards}.log", list[Figure])
+        return await run_job(job, progress, settings.work_dir / f"writes-{shards}.log", WritesMeasured)
+
+
+class WritesMeasured(msgspec.Struct, frozen=True):
+    """What the load process has measured."""
+
+    figures: list[Figure]
+    server_cpu: dict[str, dict[str, float]]
+    """Microseconds of CPU for a write by shape and server: ``leader_us``."""
 
 
 class WritesJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,19 +167,19 @@ class WritesJob(msgspec.Struct, frozen=True, kw_only=True):
 
     topology_file: str
     pids: dict[str, int]
-    """All servers, by name."""
-    database_name: str
+    """All servers, by role: there is one of each."""
     database: SqlAddress
     shards: int
-    writers: int
+    writers: tuple[int, ...]
+    """How many write at once, one measurement after the other."""
     ids_per_shard: int
     pace: Pace
 
-    async def work(self, report: StepReport) -> list[Figure]:
+    async def work(self, report: StepReport) -> WritesMeasured:
         """Return the figures; the edges are read back at the end. Raises `TaoError` or `pymysql.err.MySQLError`."""
         async with AsyncExitStack() as stack:
             graph = await open_graph(self.topology_file, "frames", stack)
-            direct = [await DirectWriter.open(self.database) for _ in range(self.writers)]
+            direct = [await DirectWriter.open(self.database) for _ in range(max(self.writers))]
             for writer in direct:
                 stack.push_async_callback(writer.close)
             written: deque[Pair] = deque(maxlen=_READ_BACK)
@@ -161,20 +198,26 @@ class WritesJob(msgspec.Struct, frozen=True, kw_only=True):
             edges = _edges(Random(1), self._ids(_GRAPH_IDS_MS))
             direct_edges = _edges(Random(1), self._ids(_DIRECT_IDS_MS))
             by_writer = [zip(itertools.repeat(writer), direct_edges, strict=False) for writer in direct]
-            database = {self.database_name: self.pids[self.database_name]}
-            comparison = Comparison(
-                f"assoc_add with inverse, {self.writers} writers, {self.shards} shards",
-                (
-                    Trial(TAO, closed(through_graph, [edges] * self.writers), self.pids),
-                    Trial(ONE_BY_ONE, closed(one_by_one, by_writer), database),
-                ),
-                ONE_BY_ONE,
-                {TAO: _GOALS if self.shards == _SHARDS_OF_THE_GOALS else ()},
-            )
-            figures = await compare_all([comparison], self.pace, report)
+            database = {Role.DATABASE.value: self.pids[Role.DATABASE]}
+            comparisons = [
+                Comparison(
+                    _shape(writers, self.shards),
+                    (
+                        Trial(TAO, closed(through_graph, [edges] * writers), self.pids),
+                        Trial(ONE_BY_ONE, closed(one_by_one, by_writer[:writers]), database),
+                    ),
+                    ONE_BY_ONE,
+                    {TAO: _GOALS if writers > 1 and self.shards == _SHARDS_OF_THE_GOALS else ()},
+                )
+                for writers in self.writers
+            ]
+            turns = await take_all_turns(comparisons, self.pace, report)
             report("reading the edges back", 1.0)
             await _verify(graph, written)
-            return figures
+        return WritesMeasured(
+            [figure for each, taken in zip(comparisons, turns, strict=True) for figure in figures_of(each, taken)],
+            {each.shape: _server_cpu(taken[TAO]) for each, taken in zip(comparisons, turns, strict=True)},
+        )
 
     def _ids(self, unix_ms: int) -> list[int]:
         # Ids of no object: the ends of an edge are not looked up.
@@ -183,6 +226,13 @@ class WritesJob(msgspec.Struct, frozen=True, kw_only=True):
             for shard in range(self.shards)
             for number in range(self.ids_per_shard)
         ]
+
+
+def _server_cpu(rounds: Sequence[Round]) -> dict[str, float]:
+    writes = sum(each.samples.answered for each in rounds)
+    return {
+        f"{role}_us": MICRO * sum(each.server_cpu[role] for each in rounds) / writes for role in rounds[0].server_cpu
+    }
 
 
 async def _verify(graph: Graph, written: Iterable[Pair]) -> None:
