@@ -45,7 +45,8 @@ class Call(NamedTuple):
     expected: int
 
 
-async def _ask_call(call: Call) -> Source:
+async def ask_call(call: Call) -> Source:
+    """Make a call and look at its answer. Raises `WrongAnswer`."""
     function, arguments, size, expected = call
     got = size(await function(*arguments))
     if got != expected:
@@ -85,12 +86,12 @@ def closed(ask: Ask[Item], streams: Sequence[Iterator[Item]], failures: tuple[ty
 
 def awaiters(count: int, calls: Sequence[Call]) -> Drive:
     """``count`` awaiters go through the calls together, each awaiting one at a time."""
-    return closed(_ask_call, [itertools.cycle(calls)] * count)
+    return closed(ask_call, [itertools.cycle(calls)] * count)
 
 
 def separate(lists: Sequence[Sequence[Call]]) -> Drive:
     """One awaiter per list of calls, each with a connection of its own behind its calls."""
-    return closed(_ask_call, [itertools.cycle(calls) for calls in lists])
+    return closed(ask_call, [itertools.cycle(calls) for calls in lists])
 
 
 def at_rate(
