@@ -137,18 +137,22 @@ for _scenario in every_scenario().values():
     "--from",
     "folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    required=True,
-    help="Folder of the scenarios' JSON files, each named after its scenario.",
+    help="Folder of the scenarios' JSON files, each named after its scenario. Without it, the sections that are "
+    "written by hand are copied to the existing file.",
 )
 @click.option(
     "--out", "file", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Markdown file to write."
 )
 @click.option("--remark", default="", help="Remark on the machine or the occasion, for the head of the note.")
-def report_command(folder: Path, file: Path, remark: str) -> None:
+def report_command(folder: Path | None, file: Path, remark: str) -> None:
     """Write one note, with plots in a folder beside it, from the JSON files that the scenarios have written."""
-    from loadtest.report.note import write_note  # drawing takes a second to import
+    from loadtest.report.note import refresh_note, write_note  # drawing takes a second to import
 
     try:
+        if folder is None:
+            refresh_note(file)
+            print(f"{file}: what is written by hand was copied")
+            return
         missing = write_note(folder, file, remark)
     except OperatorError as error:
         raise click.ClickException(error.message) from error

@@ -1,7 +1,8 @@
 """`python -m loadtest report`: one Markdown note, and plots in a folder beside it, from the scenarios' JSON files.
 
 The aims stand first, met or not, then ratios to the alternatives, because absolute figures depend on the machine. The
-note names the scenarios that were not measured, and what cannot be reproduced.
+note names the scenarios that were not measured, and what cannot be reproduced. Sections that are written by hand can be
+copied to a note that exists, without the JSON files.
 """
 
 from __future__ import annotations
@@ -29,13 +30,20 @@ _TITLES: Final = {
     "whale": "A very long list",
     "recovery": "After a crash",
 }
+_BESIDE: Final = "Beside what one would pick instead"
 _OTHER_TITLES: Final = {"hostile": "Beside attacks", "rights": "What rights cost"}
 EXPECTED: Final = ("run", "peers", "geo", "herd", "storm", "capacity", "locality", "whale", "recovery")
 """The scenarios that the note expects; others are added to it when their files exist."""
 _AIMED: Final = ("run", "peers", "geo")
 """Scenarios that the table of aims names when they are missing."""
 PROFILED: Final = ("run", "peers", "geo", "herd", "storm", "capacity", "recovery", "whale")
-"""Scenarios whose largest costs are described by hand, in files named after them."""
+"""Scenarios whose largest costs are described by hand, in files named after them. They end the scenario's section."""
+_BY_HAND: Final = {
+    "Edges with states, and journals": "states_and_journal",
+    "Counters": "counters",
+    "Attacks, before and after": "attacks",
+}
+"""Sections that are written by hand as a whole, and their files."""
 _PROFILES: Final = Path(__file__).parent.parent / "profiles"
 _PROSE: Final = Path(__file__).parent / "prose"
 _MAX_BYTES: Final = 64 << 20
@@ -78,6 +86,27 @@ def write_note(folder: Path, file: Path, remark: str = "") -> list[str]:
     return missing_of(found)
 
 
+def refresh_note(file: Path) -> None:
+    """Copy what is written by hand to a note that exists: whole sections, and the largest costs of scenarios, which end
+    their sections. Raises `OperatorError` when the note has no place for one of them."""
+    sections = file.read_text(encoding="utf-8").split("\n## ")
+    number_of = {section.partition("\n")[0]: number for number, section in enumerate(sections)}
+    written = {title: _file_lines(_PROSE / f"{name}.md") for title, name in _BY_HAND.items()}
+    profiles = {_TITLES.get(name, _BESIDE): _profile(name) for name in PROFILED}
+    for title, lines in {**written, **profiles}.items():
+        if not lines:
+            continue
+        section = sections[number_of[title]] if title in number_of else ""
+        # A profile begins with its first words in bold type.
+        begin = f"{title}\n" if title in written else f"\n{lines[0].partition('.**')[0]}.**"
+        before, found, _ = section.partition(begin)
+        if not found:
+            raise OperatorError(f"{file} has no {begin.strip()!r} under {title!r}: make it anew, with --from")
+        kept = f"{title}\n" if title in written else before
+        sections[number_of[title]] = "\n".join([kept, *lines])
+    file.write_text("\n## ".join(sections).rstrip() + "\n", encoding="utf-8")
+
+
 def note(found: Found, remark: str = "") -> list[str]:
     """Return the lines of the note; ``remark`` is about the machine or the occasion."""
     lines = [
@@ -92,7 +121,7 @@ def note(found: Found, remark: str = "") -> list[str]:
         "## Aims",
         "",
         *_aims(found),
-        "## Beside what one would pick instead",
+        f"## {_BESIDE}",
         "",
         *_section("peers", found),
         "## Published, here, and the peers",
@@ -102,9 +131,8 @@ def note(found: Found, remark: str = "") -> list[str]:
     others = {name: _OTHER_TITLES.get(name, f"`{name}`") for name in found if name not in EXPECTED}
     for name, title in (_TITLES | others).items():
         lines += [f"## {title}", "", *_section(name, found)]
-    lines += ["## Edges with states, and journals", "", *_file_lines(_PROSE / "states_and_journal.md")]
-    lines += ["## Counters", "", *_file_lines(_PROSE / "counters.md")]
-    lines += ["## Attacks, before and after", "", *_file_lines(_PROSE / "attacks.md")]
+    for title, name in _BY_HAND.items():
+        lines += [f"## {title}", "", *_file_lines(_PROSE / f"{name}.md")]
     lines += ["## What was not reproduced, and why", "", *_file_lines(_PROSE / "not_reproduced.md")[:-1]]
     lines += [f"- **`{name}`**: not measured; its JSON file was not there." for name in missing_of(found)]
     lines += [f"- **`{name}`**: its largest costs; nobody has profiled it." for name in PROFILED if not _profile(name)]

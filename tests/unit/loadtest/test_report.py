@@ -214,8 +214,37 @@ def test_a_scenario_without_a_profile_is_named(tmp_path: Path, monkeypatch: pyte
     assert [line.split("`")[1] for line in unknown] == ["run", "peers", "geo", "storm", "capacity", "recovery", "whale"]
 
 
-@pytest.mark.parametrize("name", ["states_and_journal", "counters", "attacks"])
-def test_the_page_of_results_has_the_sections_that_are_written_by_hand(name: str) -> None:
-    text = (_REPOSITORY / f"loadtest/report/prose/{name}.md").read_text(encoding="utf-8")
+_BY_HAND = (
+    *(_REPOSITORY / f"loadtest/report/prose/{name}.md" for name in ("states_and_journal", "counters", "attacks")),
+    *sorted((_REPOSITORY / "loadtest/profiles").glob("*.md")),
+)
+
+
+@pytest.mark.parametrize("file", _BY_HAND, ids=lambda file: file.stem)
+def test_the_page_of_results_has_the_sections_that_are_written_by_hand(file: Path) -> None:
     page = (_REPOSITORY / "docs/explanation/benchmarks.md").read_text(encoding="utf-8")
-    assert text.strip() in page, f"change loadtest/report/prose/{name}.md, and copy it to the page"
+    command = "python -m loadtest report --out docs/explanation/benchmarks.md"
+    assert file.read_text(encoding="utf-8").strip() in page, f"copy {file.name} to the page: {command}"
+
+
+def test_what_is_written_by_hand_is_copied_to_a_note_and_nothing_else_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, *TOY)
+    file = tmp_path / "note.md"
+    write_note(tmp_path, file)
+    before = file.read_text()
+    command = ["report", "--out", str(file)]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    assert file.read_text() == before
+    monkeypatch.setattr("loadtest.report.note._PROFILES", tmp_path)
+    (tmp_path / "herd.md").write_text("**Largest costs.** Sending.\n")
+    assert CliRunner().invoke(main, command).exit_code == 0
+    changed = file.read_text()
+    begin = before.index("**Largest costs.**", before.index("## All clients miss one key"))
+    end = before.index("\n## A tier restarts cold under load")
+    assert changed == f"{before[:begin]}**Largest costs.** Sending.\n{before[end:]}"
+    (tmp_path / "herd.md").write_text("**Other costs.** None.\n")
+    outcome = CliRunner().invoke(main, command)
+    assert outcome.exit_code == 1
+    assert "has no '**Other costs.**' under 'All clients miss one key'" in outcome.output
