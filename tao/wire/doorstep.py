@@ -3,8 +3,12 @@
 Everybody who reaches a port can connect to it. A peer is *pending* until it has shown who it is, or at a port without
 credentials, what it wants: until its greeting (frames), the first message of its call (gRPC), or its request (admin
 port). Pending peers are bounded in time, in all, and per address. A peer that finds no room is not turned away: it
-takes the place of the one that has been pending longest at the same address, or at the address that has the most. An
-honest peer is pending for a round trip, so a crowd that says nothing displaces itself.
+takes the place of another one at the same address, or at the address that has the most.
+
+Pending peers are at one of three *stages*: they are silent, have spoken, or work has begun for them. The stage with the
+most places of the address loses the peer that has been at it longest. An honest peer stays at a stage for a round trip
+at most. So a crowd that says nothing displaces itself, and nobody who has spoken; one that speaks displaces nobody for
+whom work has begun, which it does for a bounded number in a second.
 
 Every peer that is turned away is counted; only some are logged, because strangers must not fill a disk with lines.
 """
@@ -15,7 +19,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from tao.model.errors import Overloaded, TooManyConnections
@@ -71,28 +75,49 @@ def _network_of(host: str) -> str:
 class Place:
     """The place of one peer in an `AddressPool`."""
 
-    __slots__ = ("address", "displace", "entered_at")
+    __slots__ = ("address", "displace", "entered_at", "stage")
 
     def __init__(self, address: str, entered_at: float, displace: Callable[[str], None]) -> None:
         self.address: Final = address
         self.entered_at: Final = entered_at
         self.displace = displace
+        self.stage = 0
 
 
 def _ignore(_reason: str) -> None:
     pass
 
 
+class _SameAddress:
+    """The places of one address."""
+
+    __slots__ = ("by_stage", "count")
+
+    def __init__(self) -> None:
+        self.by_stage: Final[tuple[dict[Place, None], dict[Place, None], dict[Place, None]]] = ({}, {}, {})
+        """The places of peers that have sent nothing, of those that have spoken, and of those for which work has begun:
+        at each stage, the one that has been there longest first."""
+        self.count = 0
+
+    def next_to_go(self) -> Place:
+        """Return the place that is lost next."""
+        silent, spoken, begun = self.by_stage
+        most = spoken if len(spoken) > len(silent) else silent
+        return next(iter(begun if len(begun) > len(most) else most))
+
+
 class AddressPool:
-    """Peers that are bounded in all and per address. One more takes the place of the oldest of its address, or of the
-    address that has the most."""
+    """Peers that are bounded in all and per address. One more takes the place of another one of its address, or of the
+    address that has the most: of the stage that has the most places there, the one that has been at it longest. So a
+    peer keeps its place until a third of the places of its address, at least, were taken by peers that have come to its
+    stage after it."""
 
     def __init__(self, max_peers: int, max_per_address: int, now: Callable[[], float] = time.monotonic) -> None:
         self._max_peers: Final = max_peers
         self._max_per_address: Final = max_per_address
         self._now: Final = now
-        self._all: dict[Place, None] = {}  # the oldest first, as in each of the following
-        self._by_address: dict[str, dict[Place, None]] = {}
+        self._all: dict[Place, None] = {}  # the oldest first
+        self._by_address: dict[str, _SameAddress] = {}
         self._by_count: dict[int, dict[str, None]] = {}
         """The addresses that have so many places; a search among all addresses would cost each newcomer 40 µs."""
 
@@ -100,28 +125,40 @@ class AddressPool:
         return len(self._all)
 
     def enter(self, address: str, displace: Callable[[str], None]) -> Place:
-        """Give a peer a place. ``displace(reason)`` is called when it loses the place, and must not raise."""
+        """Give a peer a place at the first stage. ``displace(reason)`` is called when it loses the place, and must not
+        raise."""
         of_address = self._by_address.get(address)
-        if of_address is not None and len(of_address) >= self._max_per_address:
+        if of_address is not None and of_address.count >= self._max_per_address:
             return self._enter_instead(of_address, displace)
         if len(self._all) >= self._max_peers:
-            self._displace_oldest(self._by_address[next(iter(self._by_count[max(self._by_count)]))], DISPLACED)
+            largest = next(iter(self._by_count[max(self._by_count)]))
+            self._displace(self._by_address[largest].next_to_go(), DISPLACED)
         place = Place(address, self._now(), displace)
-        same_address = self._by_address.setdefault(address, {})
-        self._all[place] = same_address[place] = None
-        self._recount(address, len(same_address) - 1, len(same_address))
+        same_address = self._by_address.get(address)
+        if same_address is None:
+            same_address = self._by_address[address] = _SameAddress()
+        self._all[place] = same_address.by_stage[0][place] = None
+        self._recount(address, same_address, 1)
         return place
 
-    def _enter_instead(self, of_address: dict[Place, None], displace: Callable[[str], None]) -> Place:
-        """Give the place of the oldest peer of an address to another one, which changes no count."""
-        oldest = next(iter(of_address))
-        was_displaced = oldest.displace
-        oldest.displace = _ignore
-        del self._all[oldest], of_address[oldest]
-        place = Place(oldest.address, self._now(), displace)
-        self._all[place] = of_address[place] = None
+    def _enter_instead(self, of_address: _SameAddress, displace: Callable[[str], None]) -> Place:
+        """Give a place of an address to another peer, which changes no count."""
+        lost = of_address.next_to_go()
+        was_displaced = lost.displace
+        lost.displace = _ignore
+        del self._all[lost], of_address.by_stage[lost.stage][lost]
+        place = Place(lost.address, self._now(), displace)
+        self._all[place] = of_address.by_stage[0][place] = None
         was_displaced(DISPLACED)
         return place
+
+    def advance(self, place: Place) -> None:
+        """Note that a peer has come one stage further, of two; it may have lost its place already."""
+        if place in self._all:
+            by_stage = self._by_address[place.address].by_stage
+            del by_stage[place.stage][place]
+            place.stage += 1
+            by_stage[place.stage][place] = None
 
     def leave(self, place: Place) -> None:
         """Take the place back; it may have been lost already."""
@@ -130,18 +167,20 @@ class AddressPool:
             place.displace = _ignore
             del self._all[place]
             same_address = self._by_address[place.address]
-            del same_address[place]
-            self._recount(place.address, len(same_address) + 1, len(same_address))
-            if not same_address:
+            del same_address.by_stage[place.stage][place]
+            self._recount(place.address, same_address, -1)
+            if not same_address.count:
                 del self._by_address[place.address]
 
     def displace_older_than(self, seconds: float) -> None:
         """Take the places back that were given more than so many seconds ago."""
         since = self._now() - seconds
-        while self._all and next(iter(self._all)).entered_at < since:
-            self._displace_oldest(self._all, LATE)
+        while self._all and (oldest := next(iter(self._all))).entered_at < since:
+            self._displace(oldest, LATE)
 
-    def _recount(self, address: str, before: int, after: int) -> None:
+    def _recount(self, address: str, same_address: _SameAddress, change: int) -> None:
+        before, after = same_address.count, same_address.count + change
+        same_address.count = after
         if before:
             same_count = self._by_count[before]
             del same_count[address]
@@ -150,8 +189,7 @@ class AddressPool:
         if after:
             self._by_count.setdefault(after, {})[address] = None
 
-    def _displace_oldest(self, places: Mapping[Place, None], reason: str) -> None:
-        place = next(iter(places))
+    def _displace(self, place: Place, reason: str) -> None:
         displace = place.displace
         self.leave(place)
         displace(reason)

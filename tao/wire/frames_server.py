@@ -131,9 +131,9 @@ class FrameServer:
             self.doorstep.pending.leave(waiting.place)
             waiting.socket.close()
         self.waiting.clear()
+        ends: list[asyncio.Future[None]] = [*self.half_open, *(connection.ended for connection in self.connections)]
         for opening in tuple(self.half_open):
             opening.cancel()
-        ends = [connection.ended for connection in self.connections]
         for connection in tuple(self.connections):
             connection.shut()
         if ends:
@@ -154,6 +154,7 @@ class FrameServer:
         handshake.wait()
 
     def _handshake_due(self, silent: SilentConnection) -> None:
+        self.doorstep.pending.advance(silent.place)
         self._begin(silent, self.waiting.pop(silent))
 
     def _displace_waiting(self, silent: SilentConnection, reason: str) -> None:

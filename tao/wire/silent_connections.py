@@ -186,6 +186,7 @@ class SilentConnections:
 
     def _pass_on(self, number: int) -> None:
         connection = self._take(number)
+        self._pending.advance(connection.place)
         spoken = socket.socket(fileno=number)
         spoken.setblocking(False)
         # Those who take the connection over want to be woken by whatever arrives.

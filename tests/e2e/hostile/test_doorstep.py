@@ -19,6 +19,7 @@ from loadtest.hostile.attacks import (
     Grip,
     calls_of_headers,
     compressed_messages,
+    half_open_handshakes,
     large_messages,
     large_requests,
     prepare,
@@ -30,7 +31,8 @@ from loadtest.hostile.attacks import (
 from tao.admin.documents import example_schema_file
 from tao.wire.grpc_proxy import SAVED_CALLS
 from tao.wire.settings import DoorstepSettings
-from tests.e2e.doorstep_rig import Follower, Honest, honest_clients, running_follower
+from tests.e2e.doorstep_rig import WEB, Follower, Honest, honest_clients, running_follower
+from tests.rigs.paused_handshake import PausedHandshake
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -154,6 +156,20 @@ async def test_half_open_tls_ends_and_keeps_nobody_out(secure: Follower) -> None
             assert await connection.closed()
     assert honest.failures == []
     report("400 half-open TLS connections", secure, before_mb, honest)
+
+
+async def test_a_silent_crowd_behind_the_same_address_interrupts_no_handshake_that_has_begun(tmp_path: Path) -> None:
+    # The time for a greeting is not what this is about: the crowd takes a busy machine seconds to make.
+    doorstep = {"greeting_timeout_seconds": SECONDS}
+    async with running_follower(tmp_path, tls=True, doorstep=doorstep) as follower, Grip() as grip:
+        assert follower.tls_context is not None
+        newcomer = await PausedHandshake.begin(follower.ports.frames, follower.tls_context)
+        await half_open_handshakes(follower.ports, grip)
+        async with asyncio.timeout(SECONDS):
+            while (await follower.turned_away()).get("frames displaced", 0) < 300:  # noqa: ASYNC110 - as elsewhere
+                await asyncio.sleep(0.02)
+        assert await newcomer.greet(WEB)
+        newcomer.close()
 
 
 async def test_replayed_tls_handshakes_end_and_keep_nobody_out(secure: Follower) -> None:

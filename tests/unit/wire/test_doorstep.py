@@ -66,53 +66,124 @@ def test_a_place_that_was_lost_can_be_left() -> None:
     assert len(crowd.pool) == 0
 
 
-class Peer:
-    """A peer of the naive model; ``place`` is None once it has no place."""
+def test_a_crowd_that_says_nothing_displaces_nobody_who_has_spoken() -> None:
+    crowd = Crowd(100, 10)
+    spoken, begun = crowd.enter("spoken", "a"), crowd.enter("begun", "a")
+    crowd.pool.advance(spoken)
+    crowd.pool.advance(begun)
+    crowd.pool.advance(begun)
+    for number in range(50):
+        crowd.enter(str(number), "a")
+    assert [name for name, _ in crowd.displaced] == [str(number) for number in range(42)]
+    crowd.pool.leave(spoken)
+    crowd.pool.leave(begun)
+    assert len(crowd.pool) == 8
 
-    def __init__(self, number: int, address: str) -> None:
+
+def test_a_crowd_that_has_spoken_displaces_nobody_who_is_silent_or_whose_work_has_begun() -> None:
+    crowd = Crowd(100, 9)
+    begun, _silent = crowd.enter("begun", "a"), crowd.enter("silent", "a")
+    crowd.pool.advance(begun)
+    crowd.pool.advance(begun)
+    for number in range(50):
+        crowd.pool.advance(crowd.enter(str(number), "a"))
+    assert [name for name, _ in crowd.displaced] == [str(number) for number in range(43)]
+
+
+def test_one_that_has_spoken_is_late_like_others() -> None:
+    crowd = Crowd(10, 10)
+    crowd.enter("silent", "a")
+    crowd.now = 3.0
+    crowd.pool.advance(crowd.enter("spoken", "a"))
+    crowd.now = 8.5
+    crowd.pool.displace_older_than(5.0)
+    assert crowd.displaced == [("silent", LATE), ("spoken", LATE)]
+
+
+class Peer:
+    """A peer of the naive model, in the order of their arrival at their stages."""
+
+    def __init__(self, number: int, address: str, stage: int) -> None:
         self.number = number
         self.address = address
+        self.stage = stage
+
+
+class NaivePool:
+    """The same decisions, by searching one list of peers in the order in which they have come to their stages."""
+
+    def __init__(self, max_peers: int, max_per_address: int) -> None:
+        self._max_peers = max_peers
+        self._max_per_address = max_per_address
+        self.peers: list[Peer] = []
+
+    def at(self, address: str) -> list[Peer]:
+        return [peer for peer in self.peers if peer.address == address]
+
+    def may_be_displaced_by(self, address: str) -> list[Peer]:
+        """Return whom a newcomer may displace: among addresses of one size, any may lose a place."""
+        if len(self.at(address)) >= self._max_per_address:
+            return [self._next_to_go(address)]
+        if len(self.peers) < self._max_peers:
+            return []
+        sizes = {peer.address: len(self.at(peer.address)) for peer in self.peers}
+        return [self._next_to_go(each) for each in sizes if sizes[each] == max(sizes.values())]
+
+    def _next_to_go(self, address: str) -> Peer:
+        stages = [[peer for peer in self.at(address) if peer.stage == stage] for stage in range(3)]
+        return max(stages, key=len)[0]
+
+    def remove(self, number: int) -> Peer | None:
+        for peer in self.peers:
+            if peer.number == number:
+                self.peers.remove(peer)
+                return peer
+        return None
+
+    def advance(self, number: int) -> None:
+        if (peer := self.remove(number)) is not None:
+            self.peers.append(Peer(number, peer.address, peer.stage + 1))
 
 
 @given(
-    st.integers(1, 6),
-    st.integers(1, 4),
-    st.lists(st.one_of(st.sampled_from("abcd"), st.integers(0, 20)), max_size=60),
+    st.integers(1, 9),
+    st.integers(1, 7),
+    st.lists(
+        st.one_of(st.sampled_from("abcd"), st.tuples(st.sampled_from(["leave", "advance"]), st.integers(0, 20))),
+        max_size=60,
+    ),
 )
-def test_a_pool_is_like_a_list_that_is_searched(max_peers: int, max_per_address: int, steps: list[str | int]) -> None:
-    crowd = Crowd(max_peers, max_per_address)
-    model: list[Peer] = []
-    expected: list[int] = []
+def test_a_pool_is_like_a_list_that_is_searched(
+    max_peers: int, max_per_address: int, steps: list[str | tuple[str, int]]
+) -> None:
+    crowd, model = Crowd(max_peers, max_per_address), NaivePool(max_peers, max_per_address)
     places: list[Place] = []
     for step in steps:
-        if isinstance(step, int):
-            if step < len(places):
-                crowd.pool.leave(places[step])
-                model = [peer for peer in model if peer.number != step]
+        if not isinstance(step, str):
+            act, number = step
+            if number < len(places) and act == "leave":
+                crowd.pool.leave(places[number])
+                model.remove(number)
+            elif number < len(places) and places[number].stage < 2:
+                crowd.pool.advance(places[number])
+                model.advance(number)
             continue
-        of_address = [peer for peer in model if peer.address == step]
-        if len(of_address) >= max_per_address:
-            victims = of_address
-        elif len(model) >= max_peers:
-            sizes = {peer.address: sum(each.address == peer.address for each in model) for peer in model}
-            victims = [peer for peer in model if sizes[peer.address] == max(sizes.values())]
-        else:
-            victims = []
+        candidates = model.may_be_displaced_by(step)
         lost_before = len(crowd.displaced)
         places.append(crowd.enter(str(len(places)), step))
-        lost = [int(name) for name, _ in crowd.displaced[lost_before:]]
-        assert len(lost) == bool(victims)
-        if victims:
-            # Among addresses of one size any may lose its oldest peer.
-            (number,) = lost
-            victim = next(peer for peer in victims if peer.number == number)
-            assert victim is next(peer for peer in model if peer.address == victim.address)
-            model.remove(victim)
-            expected.append(number)
-        model.append(Peer(len(places) - 1, step))
-        assert len(crowd.pool) == len(model) <= max_peers
-        assert sum(peer.address == step for peer in model) <= max_per_address
-    assert [int(name) for name, _ in crowd.displaced] == expected
+        lost = [(int(name), reason) for name, reason in crowd.displaced[lost_before:]]
+        assert len(lost) == bool(candidates)
+        for number, reason in lost:
+            assert reason == DISPLACED
+            assert number in [peer.number for peer in candidates]
+            model.remove(number)
+        model.peers.append(Peer(len(places) - 1, step, 0))
+        assert len(crowd.pool) == len(model.peers) <= max_peers
+        assert len(model.at(step)) <= max_per_address
+    for place in places:
+        crowd.pool.leave(place)
+    assert len(crowd.pool) == 0
+    assert (crowd.pool._by_address, crowd.pool._by_count) == ({}, {})
 
 
 def test_all_who_are_turned_away_are_counted_and_a_few_are_logged(caplog: pytest.LogCaptureFixture) -> None:

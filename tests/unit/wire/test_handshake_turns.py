@@ -17,6 +17,7 @@ from tao.wire.tls import ServerCheck, TlsFiles
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.certificates import TestAuthority
 from tests.rigs.pacing import PATIENT_SECONDS, until
+from tests.rigs.paused_handshake import PausedHandshake
 
 ONE_A_MINUTE = 1 / 60
 PATIENT = SessionSettings(connect_timeout_seconds=PATIENT_SECONDS)
@@ -155,6 +156,33 @@ async def test_replayed_first_messages_begin_a_bounded_number_of_handshakes(tmp_
     await server.close()
     assert (len(server.doorstep.pending), len(server.waiting)) == (0, 0)
     for _, writer in strangers:
+        writer.close()
+
+
+async def test_a_silent_crowd_at_the_address_of_a_newcomer_displaces_it_at_no_stage_of_its_handshake(
+    tmp_path: Path,
+) -> None:
+    files = TestAuthority(tmp_path).issue("srv")
+    doorstep = DoorstepSettings(max_pending_per_address=4, greeting_timeout_seconds=PATIENT_SECONDS)
+    settings = ServingSettings(doorstep=doorstep)
+    server = FrameServer(Echo(), settings, name="srv", topology_version=lambda: 1, tls=files.server_context())
+    address = await server.start("127.0.0.1:0")
+    host, _, port = address.partition(":")
+    crowd = list[asyncio.StreamWriter]()
+
+    async def flood() -> None:
+        """Have silent connections take all places, three times over."""
+        wanted = server.doorstep.turned_away["displaced"] + 12
+        while server.doorstep.turned_away["displaced"] < wanted:
+            crowd.append((await asyncio.open_connection(host, int(port)))[1])
+
+    await flood()
+    newcomer = await PausedHandshake.begin(address, files.client_context())
+    await flood()
+    assert await newcomer.greet(Credentials("good", "client"))
+    newcomer.close()
+    await server.close()
+    for writer in crowd:
         writer.close()
 
 

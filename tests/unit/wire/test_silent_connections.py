@@ -25,6 +25,8 @@ class Port:
         self.looked_at = 0.0
         """The time for the looks."""
         self.has_tls = False
+        self.keeps_places = False
+        """Whether those that have spoken stay pending."""
         self.silent = SilentConnections(
             self.pending,
             self._spoke,
@@ -80,7 +82,8 @@ class Port:
         self.spoke.append(connection)
         self.others.append(len(self.silent))
         self._sockets.append(connection.socket)
-        self.pending.leave(connection.place)
+        if not self.keeps_places:
+            self.pending.leave(connection.place)
         self.now += self.seconds_of_each
         self.pending.displace_older_than(5.0)
 
@@ -286,6 +289,16 @@ async def test_one_more_displaces_the_oldest(port: Port) -> None:
     assert not is_closed(clients[1])
     assert port.turned_away == [(DISPLACED, "192.0.2.7:0")]
     assert (len(port.silent), len(port.pending)) == (10, 10)
+
+
+async def test_silent_ones_displace_one_another_and_nobody_who_has_spoken(port: Port) -> None:
+    port.keeps_places = True
+    spoken = port.connect(0, sends=b"hello")
+    for number in range(1, 30):
+        port.connect(number)
+    assert port.turned_away == [(DISPLACED, f"192.0.2.7:{number}") for number in range(1, 21)]
+    assert not is_closed(spoken)
+    assert (len(port.silent), len(port.pending)) == (9, 10)
 
 
 async def test_those_that_are_silent_for_too_long_are_closed(port: Port) -> None:
