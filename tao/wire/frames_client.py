@@ -9,8 +9,9 @@ looks exactly like an idle one.
 from __future__ import annotations
 
 import asyncio
+import random
 import ssl
-from typing import cast
+from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
@@ -27,6 +28,11 @@ from tao.wire.tls import ServerCheck
 from tao.wire.tls_mismatch import explained, is_broken_handshake
 from tao.wire.v1 import frames_pb2, session_pb2
 
+_MOST_ATTEMPTS: Final = 3
+"""Connections that are tried while the server ends them without a word. A server that is gone does so as well."""
+_MOST_PAUSE_SECONDS: Final = 0.02
+"""The longest pause before another one: a crowd of clients that have displaced one another comes back spread out."""
+
 
 async def connect_frames(
     address: str, settings: SessionSettings, credentials: Credentials, tls: ServerCheck | None = None
@@ -38,21 +44,10 @@ async def connect_frames(
     greeting: `Unauthorized`, `Overloaded` or `ProtocolError`. Raises `SettingsError` when the file of the token cannot
     be read.
     """
-    loop = asyncio.get_running_loop()
-    where = parse_address(address)
-    session = FrameSession(loop, address, settings, credentials.with_token(), tls)
-    context = None if tls is None else tls.context
     try:
         async with asyncio.timeout(settings.connect_timeout_seconds):
-            if isinstance(where, TcpAddress):
-                name = where.host if tls else None
-                await loop.create_connection(lambda: session, where.host, where.port, ssl=context, server_hostname=name)
-            else:
-                name = "localhost" if tls else None
-                await loop.create_unix_connection(lambda: session, where.path, ssl=context, server_hostname=name)
-            await session.greeted()
+            return await _connect(address, settings, credentials.with_token(), tls)
     except TimeoutError:
-        session.abort()
         raise Unavailable(f"{address} did not answer within {settings.connect_timeout_seconds} s") from None
     except OSError as error:
         failure: TaoError = Unavailable(f"cannot connect to {address}: {error}")
@@ -61,15 +56,46 @@ async def connect_frames(
             failure = await explained(failure, address, with_tls=True, within_seconds=settings.connect_timeout_seconds)
         raise failure from error
     except (Unavailable, ProtocolError) as ended:
-        session.abort()
         if tls is None and not ended.is_refusal:  # no server has said it in a frame
             seconds = settings.connect_timeout_seconds
             raise await explained(ended, address, with_tls=False, within_seconds=seconds) from None
         raise
-    except BaseException:  # cancelled, or rejected by the server
-        session.abort()
-        raise
-    return session
+
+
+async def _connect(
+    address: str, settings: SessionSettings, credentials: Credentials, tls: ServerCheck | None
+) -> Session:
+    """Return a session that has been greeted. Connect again when the server ends the connection before it has said
+    anything: a crowd at the same address may have taken its place at the server's doorstep."""
+    attempts = 0
+    while True:
+        attempts += 1
+        session = FrameSession(asyncio.get_running_loop(), address, settings, credentials, tls)
+        try:
+            await _open(session, address, tls)
+            await session.greeted()
+        except (ConnectionResetError, ConnectionAbortedError, Unavailable):
+            session.abort()
+            if attempts == _MOST_ATTEMPTS or session.has_heard:
+                raise
+        except BaseException:  # cancelled, or rejected by the server
+            session.abort()
+            raise
+        else:
+            return session
+        await asyncio.sleep(random.uniform(0.0, _MOST_PAUSE_SECONDS))
+
+
+async def _open(session: FrameSession, address: str, tls: ServerCheck | None) -> None:
+    """Establish the connection of a session, and TLS."""
+    loop, where = asyncio.get_running_loop(), parse_address(address)
+    context = None if tls is None else tls.context
+    if isinstance(where, TcpAddress):
+        name = where.host if tls else None
+        await loop.create_connection(lambda: session, where.host, where.port, ssl=context, server_hostname=name)
+    else:
+        name = "localhost" if tls else None
+        await loop.create_unix_connection(lambda: session, where.path, ssl=context, server_hostname=name)
 
 
 class FrameSession(NumberedSession, asyncio.Protocol):
@@ -102,6 +128,11 @@ class FrameSession(NumberedSession, asyncio.Protocol):
     async def greeted(self) -> None:
         """Wait for the server's Welcome."""
         await self._greeting
+
+    @property
+    def has_heard(self) -> bool:
+        """Whether the server has said anything, be it in a TLS handshake that has succeeded."""
+        return self._last_heard > 0.0 or (self._tls is not None and self._transport is not None)
 
     async def close(self) -> None:
         """See `Session.close`."""
