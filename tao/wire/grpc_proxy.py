@@ -4,8 +4,9 @@ grpc.aio takes the calls of all connections in the order in which they have arri
 the event loop each, and can neither close a connection nor hold one back. So gRPC listens at a private address only,
 and every connection to it comes from here. Until a call on a connection has shown a credential, the connection is a
 stranger's: it has a place among a bounded number, per address and in all, and its start and each of its calls wait for
-a turn (`tao.wire.stranger_turns`). Once a call has shown one, the connection is passed on as it is. From its start it
-has one time for all that comes before: TLS, HTTP/2, and a call that is admitted. What waits for a turn is not late.
+a turn (`tao.wire.stranger_turns`). Once a call has shown one, the connection is passed on as it is. A certificate that
+is a credential by itself gives the turn of the start back before. From its start a connection has one time for all that
+comes before: TLS, HTTP/2, and a call that is admitted. What waits for a turn is not late.
 
 TLS ends here. What a connection's certificate says is found by the name of the socket that leads from here to gRPC,
 which is unique and bound while the connection lives; a call that came by another socket is refused.
@@ -54,6 +55,8 @@ class GrpcProxy:
         self.tls = tls
         """The context of new connections; open ones keep theirs when it is replaced."""
         self.doorstep: Final = doorstep
+        self.accepts_certificate: Final = settings.authenticator.accepts_certificate
+        """Return whether a certificate with these URIs is a credential by itself."""
         self.blocked_timeout_seconds: Final = settings.blocked_timeout_seconds
         self.strangers: Final = AddressPool(bounds.max_pending, bounds.max_pending_per_address)
         """Connections on which no call has shown a credential."""
@@ -191,6 +194,7 @@ class ProxiedConnection(asyncio.Protocol):
         self._place: Final = proxy.strangers.enter(self.network, self._turn_away)
         cost = _TLS_COST if proxy.tls is not None else 1.0
         self._start: Final = Turn(self.network, self._begin, cost)
+        self._start_is_back = False
         self._call: Final = Turn(self.network, self._pass_call)
         proxy.starts.add(self._start)
 
@@ -205,7 +209,7 @@ class ProxiedConnection(asyncio.Protocol):
         self._proxy.stop_expecting(self)
         self._proxy.strangers.leave(self._place)
         self._proxy.calls.withdraw(self._call)
-        self._proxy.starts.give_back(self._start)
+        self._give_start_back()
         self._proxy.calls.give_back(self._call)
         self._write(self._splitter.rest())
         self._update_reading()
@@ -282,6 +286,16 @@ class ProxiedConnection(asyncio.Protocol):
         self.uris = uris_of(transport)
         if self._has_ended:
             self._client.abort()
+        elif self._proxy.accepts_certificate(self.uris):
+            # Clients with a cluster make one connection without a call before that of their calls (`ClientTls.look`).
+            self._give_start_back()
+            self._proxy.give_turns()
+
+    def _give_start_back(self) -> None:
+        """Give back the turn of the start: the peer has shown a credential."""
+        if not self._start_is_back:
+            self._start_is_back = True
+            self._proxy.starts.give_back(self._start)
 
     def upstream_made(self, transport: asyncio.Transport) -> None:
         """Begin to pass on what the client sends."""

@@ -348,6 +348,17 @@ class PeerAuthenticator:
         """Return who the peer is. Raises as `identify`."""
         return identify(shown, self.accepted, self._unix_seconds())
 
+    def accepts_certificate(self, uris: tuple[str, ...]) -> bool:
+        """Return whether a certificate with these URIs is all that its bearer has to show."""
+        try:
+            proof = _certificate_proof(uris, self.accepted.cluster)
+            if proof is None:
+                return False
+            self.identify(ShownCredentials(Credentials(proof.name, proof.role), uris))
+        except TaoError:
+            return False
+        return True
+
     def listing_changed(self) -> None:
         """Have the servers among the peers of open connections identified again: the topology may list others now. It
         says nothing about applications, so their connections cost nothing."""
