@@ -25,7 +25,7 @@ from tao.wire.identity import Credentials
 from tao.wire.session import Session
 from tao.wire.settings import SessionSettings
 from tao.wire.tls import ServerCheck
-from tao.wire.tls_mismatch import explained, is_broken_handshake
+from tao.wire.tls_mismatch import certificate_refused, explained, is_broken_handshake
 from tao.wire.v1 import frames_pb2, session_pb2
 
 _MOST_ATTEMPTS: Final = 3
@@ -189,7 +189,8 @@ class FrameSession(NumberedSession, asyncio.Protocol):
             # A server that does not believe a certificate finds out after the handshake of its client, and hangs up.
             # Its loop sends no alert, so the connection just ends. One whose greeting nobody has read is reset.
             is_ended = exc is None or isinstance(exc, ssl.SSLError)
-            error.is_refusal = is_ended and self._tls is not None and not self._greeting.done()
+            if is_ended and self._tls is not None and not self._greeting.done():
+                error = certificate_refused(self._address)
         self._end(error)
         if self._last_resort is not None:
             self._last_resort.cancel()

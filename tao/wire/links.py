@@ -37,7 +37,7 @@ from tao.wire.identity import Credentials, ExpectedServer
 from tao.wire.session import UNANSWERED_KINDS, AnswerHandler, Session, failure
 from tao.wire.settings import SessionSettings
 from tao.wire.tls import ClientTls, ServerCheck, TlsFiles
-from tao.wire.tls_mismatch import explained, is_broken_handshake
+from tao.wire.tls_mismatch import certificate_refused, explained, is_broken_handshake
 from tao.wire.v1 import session_pb2 as pb
 
 _logger = logging.getLogger(__name__)
@@ -472,9 +472,18 @@ class _Connector:
         return await connect_frames(server.frames, settings.session, self._credentials, check)
 
     async def _connect_grpc(self, server: CacheServer) -> Session:
-        settings, tls, expected = self._settings.session, self._tls, self._expected(server)
+        tls = self._tls
         if tls is None:
-            return await connect_grpc(server.grpc, settings, self._credentials)
+            return await connect_grpc(server.grpc, self._settings.session, self._credentials)
+        try:
+            return await self._connect_grpc_by_tls(server, tls)
+        except Unavailable as failure:
+            if failure.is_refusal or not await tls.is_refused(server.grpc):
+                raise
+            raise certificate_refused(server.grpc) from failure
+
+    async def _connect_grpc_by_tls(self, server: CacheServer, tls: ClientTls) -> Session:
+        settings, expected = self._settings.session, self._expected(server)
         shown = await self._look(tls, server, expected)
         try:
             return await connect_grpc(server.grpc, settings, self._credentials, tls.channel_credentials(shown))

@@ -16,7 +16,7 @@ import logging
 import ssl
 from asyncio import BaseTransport
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Final
 
 import grpc
 
-from tao.model.errors import SettingsError, refuse_passphrase, unreadable
+from tao.model.errors import SettingsError, is_tls_refusal, refuse_passphrase, unreadable
 from tao.wire.address import TcpAddress, parse_address
 from tao.wire.identity import ExpectedServer, SpiffeCluster, check_server
 
@@ -34,6 +34,8 @@ RECORD_HEAD_BYTES: Final = 5
 """The type of a TLS record, its version and its length."""
 _HANDSHAKE: Final = b"\x16"
 _MAX_RECORD_BYTES: Final = 1 << 14
+_REFUSAL_SECONDS: Final = 1.0
+"""The time in which a server ends a connection whose certificate it refuses: it has all that it needs for that."""
 
 Stamp = tuple[bytes | None, ...]
 """Identifies a state of some files: a digest of each; None for one that cannot be read. The times of files are too
@@ -202,17 +204,36 @@ class ClientTls:
         `OSError` when none can be looked at."""
         if self.cluster is None:
             return b""
-        where, context = parse_address(address), self._http2_context
-        if isinstance(where, TcpAddress):
-            _, writer = await asyncio.open_connection(where.host, where.port, ssl=context)
-        else:
-            _, writer = await asyncio.open_unix_connection(where.path, ssl=context, server_hostname="localhost")
+        _, writer = await self._open(address)
         try:
             check_server(uris_of(writer.transport), self.cluster, expected)
             shown: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         finally:
             writer.transport.abort()
         return ssl.DER_cert_to_PEM_cert(shown).encode()
+
+    async def is_refused(self, address: str) -> bool:
+        """Return whether a gRPC port ends a connection of this process when TLS is established."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_REFUSAL_SECONDS):
+                try:
+                    reader, writer = await self._open(address)
+                except OSError:
+                    return False
+                try:
+                    return not await reader.read(1)
+                except OSError as error:  # reset by a server that has died, or an alert
+                    return is_tls_refusal(error)
+                finally:
+                    writer.transport.abort()
+        return False
+
+    async def _open(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection to a gRPC port, on which nothing is sent. Raises `OSError`."""
+        where, context = parse_address(address), self._http2_context
+        if isinstance(where, TcpAddress):
+            return await asyncio.open_connection(where.host, where.port, ssl=context)
+        return await asyncio.open_unix_connection(where.path, ssl=context, server_hostname="localhost")
 
     def channel_credentials(self, shown: bytes = b"") -> grpc.ChannelCredentials:
         """Return the credentials for a gRPC channel to the server that has ``shown`` this certificate, and to no other;

@@ -1,4 +1,5 @@
-"""Finds out why two processes do not understand each other: one of them speaks TLS, and the other does not.
+"""Finds out why two processes do not understand each other: one of them speaks TLS, and the other does not, or does not
+show the certificate that is demanded.
 
 A client cannot see that in the way a connection ends: a TLS server drops a connection without TLS as one that goes away
 does. So after such an end the server is spoken to in the other way over another connection: it gets the beginning of a
@@ -14,7 +15,7 @@ import ssl
 from contextlib import suppress
 from typing import Final, cast
 
-from tao.model.errors import TaoError, TlsMismatch
+from tao.model.errors import TaoError, TlsMismatch, Unavailable
 from tao.wire.address import TcpAddress, parse_address
 from tao.wire.http2_refusal import PREFACE
 
@@ -50,6 +51,17 @@ async def explained(failure: TaoError, address: str, *, with_tls: bool, within_s
         f"{address} speaks TLS, and this process connects without it: give it `ClientSettings.tls` (SDK), --ca or "
         "TAO_CA (commands) or `tls` in its settings (servers), with a certificate where the server demands one"
     )
+
+
+def certificate_refused(address: str) -> TaoError:
+    """Return the error to raise after a server has ended a connection when TLS was established."""
+    refused = Unavailable(
+        f"{address} has ended the connection when TLS was established, as a server does that demands a certificate: "
+        "show it one that its authorities have signed, by `ClientSettings.tls` (SDK), --certificate and --private-key "
+        "(commands) or `tls` in its settings (servers); the server's log says what it has refused"
+    )
+    refused.is_refusal = True
+    return refused
 
 
 def is_broken_handshake(error: OSError) -> bool:

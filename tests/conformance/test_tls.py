@@ -111,8 +111,10 @@ async def test_peers_with_certificates_of_the_same_authority_talk_and_others_do_
     leader = authority.issue("leader-1")
     stranger = replace(TestAuthority(tmp_path, "another authority").issue("leader-1"), authorities=authority.file)
     assert await demanding.ask(transport, leader) == [b"v1"]
-    for outsider in (None, TlsFiles(authorities=authority.file), stranger):
-        with pytest.raises(Unavailable):
+    with pytest.raises(TlsMismatch):
+        await demanding.ask(transport, None)
+    for outsider in (TlsFiles(authorities=authority.file), stranger):
+        with pytest.raises(Unavailable, match=r"that demands a certificate: .* --certificate and --private-key"):
             await demanding.ask(transport, outsider)
     with pytest.raises(Unauthorized):  # the token still decides who the peer is
         await demanding.ask(transport, leader, ME)
