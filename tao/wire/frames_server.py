@@ -432,6 +432,10 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         # this.
         return self._out_bytes + (self._transport.get_write_buffer_size() if self._blocked_since is not None else 0)
 
+    @property
+    def has_unanswered(self) -> bool:
+        return self.unanswered > 0 or bool(self._arrived)
+
     def _queue(self, kind: int, payload: bytes) -> None:
         self._out.append(pack_header(len(payload), kind))
         self._out.append(payload)

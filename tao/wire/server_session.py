@@ -56,6 +56,11 @@ class ServedConnection(ABC):
         """Return the bytes of answers that wait for the peer to read them."""
         return 0
 
+    @property
+    def has_unanswered(self) -> bool:
+        """Whether a request with a deadline, of those that have arrived, has had no answer yet."""
+        return self.unanswered > 0
+
     def receive(self, request: pb.Request) -> None:
         """Pass a request to the handler, unless it is rejected here. Does not raise."""
         kind = request.WhichOneof("body")
@@ -112,8 +117,8 @@ class ServedConnection(ABC):
         to end; otherwise call this again once it `is_leaving` no more. ``now``: the time in seconds.
 
         The peer has `leaving_seconds` to leave. Then its further requests are refused, and the connection ends when
-        those under way have been answered: they were accepted, and a write that is cut off leaves its caller without
-        its outcome."""
+        those under way have been answered, and those that have arrived refused: a write that is cut off leaves its
+        caller without its outcome."""
         if refusal is None:
             self._dismissed_at = self._refused_for = None
             self._max_unanswered = self._settings.max_unanswered
@@ -132,7 +137,7 @@ class ServedConnection(ABC):
         settings, seconds = self._settings, now - self._dismissed_at
         if self._refused_for is None:
             return seconds < settings.leaving_seconds
-        return self.unanswered > 0 and seconds < settings.leaving_seconds + settings.unary_deadline_seconds
+        return self.has_unanswered and seconds < settings.leaving_seconds + settings.unary_deadline_seconds
 
     async def until_idle(self) -> None:
         """Wait until every request with a deadline has been answered."""

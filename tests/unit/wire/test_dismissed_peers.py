@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+from hashlib import sha256
+
 import pytest
 
 from tao.model.errors import Unauthorized
-from tao.wire.identity import PeerIdentity
+from tao.wire import frames_server
+from tao.wire.frames_client import connect_frames
+from tao.wire.frames_server import FrameServer
+from tao.wire.identity import (
+    CLIENT,
+    AcceptedCredentials,
+    AcceptedToken,
+    Credentials,
+    PeerAuthenticator,
+    PeerIdentity,
+)
 from tao.wire.server_session import ServedConnection
 from tao.wire.session import Reply
-from tao.wire.settings import ServingSettings
+from tao.wire.settings import ServingSettings, SessionSettings
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.pacing import PATIENT_SECONDS, until
 
 REFUSAL = Unauthorized("its token was revoked")
 SETTINGS = ServingSettings(leaving_seconds=1.0, unary_deadline_seconds=10.0)
@@ -90,3 +104,46 @@ def test_a_peer_that_is_accepted_again_is_served_and_may_be_sent_away_once_more(
     assert (len(connection.held), connection.answers) == (2, [])
     connection.dismiss(REFUSAL, 20.0)
     assert connection.times_sent_away == 2
+
+
+class OneATurn:
+    """Answers each write at once, and says by its clock that a turn of the loop is over."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.asked = 0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def handle(self, _: pb.Request, reply: Reply) -> None:
+        self.seconds += frames_server.TURN_SECONDS
+        self.asked += 1
+        reply.send(pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult()])))
+
+
+async def test_writes_that_have_arrived_when_the_time_to_leave_is_over_are_refused_and_not_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handler = OneATurn()
+    monkeypatch.setattr(frames_server, "monotonic", handler.monotonic)
+    accepted = AcceptedCredentials((AcceptedToken("web", CLIENT, sha256(b"secret").digest(), "web"),))
+    settings = ServingSettings(authenticator=PeerAuthenticator(accepted))
+    server = FrameServer(handler, settings, name="srv", topology_version=lambda: 1)
+    patient = SessionSettings(connect_timeout_seconds=PATIENT_SECONDS)
+    address = await server.start("127.0.0.1:0")
+    session = await connect_frames(address, patient, Credentials("web-1", "client", "secret"))
+    write = pb.Request(write=pb.WriteBatch(writes=[pb.Write()]))
+    writes = [asyncio.ensure_future(session.ask(write, PATIENT_SECONDS)) for _ in range(50)]
+    await until(lambda: handler.asked > 0)
+    settings.authenticator.accepted = AcceptedCredentials(())
+    (connection,) = server.connections
+    connection.check_admission()  # asks it to leave
+    connection.check_admission()  # refuses what comes later
+    await asyncio.wait(writes, timeout=PATIENT_SECONDS)
+    refused = [write for write in writes if isinstance(write.exception(), Unauthorized)]
+    assert 0 < len(refused) == 50 - handler.asked
+    assert all(write.exception() is None for write in writes if write not in refused)
+    await until(lambda: not server.connections)
+    await session.close()
+    await server.close()
