@@ -472,13 +472,16 @@ class _Connector:
         return await connect_frames(server.frames, settings.session, self._credentials, check)
 
     async def _connect_grpc(self, server: CacheServer) -> Session:
-        tls = self._tls
+        settings, tls, loop = self._settings.session, self._tls, asyncio.get_running_loop()
         if tls is None:
-            return await connect_grpc(server.grpc, self._settings.session, self._credentials)
+            return await connect_grpc(server.grpc, settings, self._credentials)
+        until = loop.time() + settings.connect_timeout_seconds
         try:
             return await self._connect_grpc_by_tls(server, tls)
         except Unavailable as failure:
-            if failure.is_refusal or not await tls.is_refused(server.grpc):
+            # A server that has been silent for all that time has refused nobody, and its failure must not come later.
+            left = until - loop.time()
+            if failure.is_refusal or left <= 0.0 or not await tls.is_refused(server.grpc, left):
                 raise
             raise certificate_refused(server.grpc) from failure
 

@@ -212,10 +212,10 @@ class ClientTls:
             writer.transport.abort()
         return ssl.DER_cert_to_PEM_cert(shown).encode()
 
-    async def is_refused(self, address: str) -> bool:
+    async def is_refused(self, address: str, within_seconds: float) -> bool:
         """Return whether a gRPC port ends a connection of this process when TLS is established."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_REFUSAL_SECONDS):
+            async with asyncio.timeout(min(within_seconds, _REFUSAL_SECONDS)):
                 try:
                     reader, writer = await self._open(address)
                 except OSError:

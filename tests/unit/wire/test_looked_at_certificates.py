@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tao.model.topology import CacheServer
 from tao.wire import links
 from tao.wire.identity import Credentials, ExpectedServer
 from tao.wire.links import Links, LinkSettings
+from tao.wire.settings import SessionSettings
 from tao.wire.tls import ClientTls
 from tests.rigs.certificates import TestAuthority
 
@@ -58,3 +60,19 @@ async def test_the_channel_trusts_what_was_shown_and_a_mismatch_is_looked_at_onc
         await opened._connector.connect(server)
     assert connections.trusted == trusted
     await opened.close()
+
+
+async def test_a_port_that_is_silent_for_the_whole_time_to_connect_is_asked_no_more(tmp_path: Path) -> None:
+    accepted = list[asyncio.StreamWriter]()
+    silent = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
+    address = "127.0.0.1:{1}".format(*silent.sockets[0].getsockname())
+    files = TestAuthority(tmp_path).issue("client", cluster="spiffe://example.org/tao/main")
+    settings = LinkSettings(session=SessionSettings(connect_timeout_seconds=0.2))
+    opened = Links(settings, Credentials("test", "client"), files)
+    with pytest.raises(Unavailable, match="cannot be looked at: TimeoutError"):
+        await opened._connector.connect(CacheServer(name="leader-1", grpc=address))
+    assert len(accepted) == 1
+    await opened.close()
+    silent.close()
+    for writer in accepted:
+        writer.transport.abort()
