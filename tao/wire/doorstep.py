@@ -7,8 +7,9 @@ takes the place of another one at the same address, or at the address that has t
 
 Pending peers are at one of three *stages*: they are silent, have spoken, or work has begun for them. The stage with the
 most places of the address loses the peer that has been at it longest. An honest peer stays at a stage for a round trip
-at most. So a crowd that says nothing displaces itself, and nobody who has spoken; one that speaks displaces nobody for
-whom work has begun, which it does for a bounded number in a second.
+at most. So once most of an address say nothing, they displace one another, and nobody who has spoken; a crowd that
+speaks displaces nobody for whom work has begun, which it does for a bounded number in a second. Over gRPC a peer waits
+for its start, be it silent or not, and then has begun.
 
 Every peer that is turned away is counted; only some are logged, because strangers must not fill a disk with lines.
 """
@@ -95,8 +96,8 @@ class _SameAddress:
 
     def __init__(self) -> None:
         self.by_stage: Final[tuple[dict[Place, None], dict[Place, None], dict[Place, None]]] = ({}, {}, {})
-        """The places of peers that have sent nothing, of those that have spoken, and of those for which work has begun:
-        at each stage, the one that has been there longest first."""
+        """The places of peers that are silent or wait (gRPC), of those that have spoken or begun (gRPC), and of those
+        whose handshake has begun (frames): at each stage, the one that has been there longest first."""
         self.count = 0
 
     def next_to_go(self) -> Place:

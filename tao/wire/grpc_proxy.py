@@ -248,6 +248,7 @@ class ProxiedConnection(asyncio.Protocol):
 
     def _begin(self) -> None:
         self._proxy.expect_call(self)
+        self._proxy.strangers.advance(self._place)
         self._opening = asyncio.get_running_loop().create_task(self._open(), name="gRPC connection")
         self._opening.add_done_callback(lambda _: self._close_accepted())
 

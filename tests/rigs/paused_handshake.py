@@ -1,4 +1,4 @@
-"""A client of frames that pauses in the middle of its TLS handshake, as one does for the round trip of its line."""
+"""A client that pauses in the middle of its TLS handshake, as one does for the round trip of its line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PausedHandshake:
 
     @classmethod
     async def begin(cls, address: str, context: ssl.SSLContext) -> PausedHandshake:
-        """Connect, and begin a handshake whose rest is for `greet`."""
+        """Connect, and begin a handshake whose rest is for `greet` or `say`."""
         host, _, port = address.rpartition(":")
         paused = cls(*await asyncio.open_connection(host, int(port)), context)
         while not paused._shake_hands():
@@ -30,15 +30,19 @@ class PausedHandshake:
         return paused
 
     async def greet(self, credentials: Credentials) -> bytes:
-        """Send the rest of the handshake and the greeting, and return the first bytes of what the server says. Raises
-        `EOFError` or `ConnectionError` when it has closed the connection."""
+        """Send the rest of the handshake and the greeting, and return as `say` does."""
         hello = frames_pb2.Hello(
             protocol_version=framing.PROTOCOL_VERSION,
             name=credentials.name,
             role=credentials.role,
             token=credentials.token,
         )
-        self._tls.write(framing.frame(framing.HELLO, hello.SerializeToString()))
+        return await self.say(framing.frame(framing.HELLO, hello.SerializeToString()))
+
+    async def say(self, first: bytes) -> bytes:
+        """Send the rest of the handshake and the first bytes of a client, and return those of the server. Raises
+        `EOFError` or `ConnectionError` when it has closed the connection."""
+        self._tls.write(first)
         self._flush()
         while True:
             try:

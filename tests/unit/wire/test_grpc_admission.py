@@ -23,14 +23,17 @@ from tao.wire.grpc_admission import _HeldPlace
 from tao.wire.grpc_client import greeting_metadata
 from tao.wire.grpc_proxy import SAVED_CALLS
 from tao.wire.grpc_server import SERVICE, GrpcServer
+from tao.wire.http2_refusal import PREFACE
 from tao.wire.identity import CLIENT, AcceptedCredentials, AcceptedToken, Credentials, PeerAuthenticator
 from tao.wire.session import Reply
 from tao.wire.settings import DoorstepSettings, ServingSettings
+from tao.wire.tls_mismatch import is_http2
 from tao.wire.v1 import graph_pb2
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.certificates import TestAuthority
 from tests.rigs.garbage import garbage_types
 from tests.rigs.pacing import ManualClock, until
+from tests.rigs.paused_handshake import PausedHandshake
 
 SECONDS = 20.0
 OBJECT = graph_pb2.ObjGetRequest(id=1 << 47 | 1).SerializeToString()
@@ -290,13 +293,30 @@ async def test_silent_connections_displace_each_other_and_nobody_else() -> None:
         await until(lambda: port.server.doorstep.turned_away["displaced"] == 8)
         assert len(port.server.proxy.strangers) == 4
         assert await port.get() is grpc.StatusCode.OK
-        for reader, writer in silent[:8]:
-            with suppress(ConnectionError):
-                await reader.read()  # up to its end
-            writer.transport.abort()
-        for _, writer in silent[8:]:
+        reads = [asyncio.ensure_future(reader.read()) for reader, _ in silent]  # each up to its end
+        await until(lambda: sum(read.done() for read in reads) == 8)
+        for _, writer in silent:
             writer.transport.abort()
         await until(lambda: len(port.server.proxy.strangers) == 0)
+        await asyncio.gather(*reads, return_exceptions=True)
+
+
+async def test_connections_that_wait_for_their_turn_displace_none_that_has_begun(tmp_path: Path) -> None:
+    files = TestAuthority(tmp_path).issue("srv")
+    doorstep = DoorstepSettings(
+        max_pending_per_address=8,  # the turns of two starts with TLS
+        stranger_connections_per_second=0.001,
+        greeting_timeout_seconds=SECONDS,
+    )
+    async with serving(doorstep, files.server_context()) as port:
+        newcomer = await PausedHandshake.begin(port.address, files.client_context())
+        host, _, number = port.address.rpartition(":")
+        crowd = [await asyncio.open_connection(host, int(number)) for _ in range(24)]
+        await until(lambda: port.server.doorstep.turned_away["displaced"] == 17)
+        assert is_http2(await newcomer.say(PREFACE))
+        newcomer.close()
+        for _, writer in crowd:
+            writer.transport.abort()
 
 
 async def test_connections_that_wait_for_their_turn_can_be_displaced() -> None:
