@@ -58,7 +58,8 @@ def certificate_refused(address: str) -> TaoError:
     refused = Unavailable(
         f"{address} has ended the connection when TLS was established, as a server does that demands a certificate: "
         "show it one that its authorities have signed, by `ClientSettings.tls` (SDK), --certificate and --private-key "
-        "(commands) or `tls` in its settings (servers); the server's log says what it has refused"
+        "(commands) or `tls` in its settings (servers). One that stops, or whose newcomers displace one another, does "
+        "so, too; its log says why"
     )
     refused.is_refusal = True
     return refused
