@@ -41,6 +41,9 @@ class PairLocks:
 
         Raises `Overloaded` when too many writes wait for it, `DeadlineExceeded` when it does not become free in
         time."""
+        if pair not in self._held and pair not in self._shared:  # mostly: without a timer
+            self._held[pair] = deque()
+            return
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._turn(pair)

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from tao.leader.copies_to_leaders import CopySender
 from tao.leader.ownership import Ownership
 from tao.leader.write_path import Written
 from tao.model.changes import ShardMessages
@@ -34,7 +35,7 @@ from tao.model.rows import IntentRow, ShardRow
 from tao.model.topology import CacheServer
 from tao.model.writes import Coordinator, JoinEdges, SettleEdge, Write
 from tao.serving.configuration import ServerContext
-from tao.wire.convert import error_from_pb, node_state_from_pb, registers_from_pb, shard_messages_from_pb, write_to_pb
+from tao.wire.convert import error_from_pb, node_state_from_pb, registers_from_pb, shard_messages_from_pb
 from tao.wire.v1 import session_pb2 as pb
 
 
@@ -150,6 +151,7 @@ class RemoteLeaders:
         self._budget: Final = context.budget
         self.local: LocalInverses | None = None
         self._apply_changes: Final = apply_changes
+        self._copies: Final = CopySender(context)
 
     def leader_name(self, shard: int) -> str:
         """See `OtherLeaders.leader_name`."""
@@ -233,26 +235,18 @@ class RemoteLeaders:
     ) -> Copied:
         if shard in self._ownership.owned and self.local is not None:
             return await self._settle_here(self.local, settles, timeout_seconds, sub_write=not background)
-        copied = Copied([], [])
-        routes = self._configuration.routes
-        leader = self._leader(shard)
-        batch = pb.WriteBatch(
-            writes=[write_to_pb(settle) for settle in settles],
-            want_changes=True,
-            coordinator=pb.Coordinator(shard=coordinator.shard, generation=coordinator.generation),
-            background=background,
+        copies = await self._copies.send(
+            self._leader(shard), settles, coordinator, timeout_seconds, background=background
         )
-        request = pb.Request(topology_version=routes.version, write=batch)
-        answer = await self._links.to(leader).ask(request, timeout_seconds)
-        for result in answer.write.results:
+        for result in copies.results:
             if result.HasField("error"):
                 error = error_from_pb(result.error)
                 raise RemoteOutcomeUnknown(error.message) if isinstance(error, OutcomeUnknown) else error
-        slots = answer.write.slots or range(len(settles))
-        for slot, result in zip(slots, answer.write.results, strict=False):
-            registers = registers_from_pb(result.registers) if result.HasField("registers") else None
-            copied.add(settles[slot], registers, node_state_from_pb(result.node))
-        copied.messages.extend(await self._applied(answer.write.changes))
+        copied = Copied(copies.changes, [])
+        for settle, result in zip(settles, copies.results, strict=True):
+            if result.HasField("registers"):
+                copied.add(settle, registers_from_pb(result.registers), node_state_from_pb(result.node))
+        await self._apply_changes(copied.messages)
         return copied
 
     async def _settle_here(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
-from typing import cast
+from typing import NamedTuple, cast
 
 import pytest
 
@@ -29,6 +29,7 @@ from tao.routing.budgets import RetryBudget, RetrySettings
 from tao.serving.configuration import Configuration
 from tao.wire.convert import error_to_pb, shard_messages_to_pb
 from tao.wire.links import Links
+from tao.wire.session import failure
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import FRIEND, USER, make_id
 from tests.rigs.memory_store import MemoryStore
@@ -36,6 +37,13 @@ from tests.rigs.pacing import ManualClock, Tasks
 from tests.rigs.server_context import make_context
 from tests.unit.leader.test_forwarded_writes import CHANGES as FORWARDED_CHANGES
 from tests.unit.leader.test_forwarded_writes import ELSEWHERE, HERE, V1, Rig
+
+
+class Leader(NamedTuple):
+    """What a request needs to know of the leader that it is sent to."""
+
+    name: str
+
 
 SETTLE = SettleEdge(make_id(64, 1), FRIEND, make_id(64, 0), present=True, time=7)
 CHANGES = ShardMessages(1, 1, ())
@@ -51,12 +59,13 @@ class FakeLeaders:
         self.in_background: list[bool] = []
         self.routes = SimpleNamespace(
             version=1,
-            leaders=lambda _: SimpleNamespace(home=lambda _: SimpleNamespace(name="leader-2")),
+            leaders=lambda _: SimpleNamespace(home=lambda _: Leader("leader-2")),
             master_region=lambda _: "east",
         )
         self.owned = {0: ShardRow(0, "db", 1, "leader-1", 1)}
         self.gives_up_at = 0
         self.undecided = 0
+        self.tasks = Tasks()
 
     async def refresh(self, _: float) -> None:
         self.refreshed += 1
@@ -73,12 +82,22 @@ class FakeLeaders:
         if self.undecided:
             self.undecided -= 1
             error = error_to_pb(OutcomeUnknown("in COMMIT"))
-            return pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult(error=error)]))
+            return pb.Answer(write=pb.WriteAnswer(slots=[0], results=[pb.WriteResult(error=error)]))
         if self.faults:
             raise self.faults.pop(0)
         if request.HasField("settle_pairs"):
             return pb.Answer(settled_pairs=pb.SettledPairs(settled=1, changes=[shard_messages_to_pb(CHANGES)]))
-        return pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult(found=True)]))
+        return pb.Answer(write=pb.WriteAnswer(slots=[0], results=[pb.WriteResult(found=True)]))
+
+    def send(self, request: pb.Request, timeout_seconds: float, on_answer: Callable[[pb.Answer], None]) -> None:
+        async def answer() -> None:
+            try:
+                answered = await self.ask(request, timeout_seconds)
+            except TaoError as error:
+                answered = failure(error)
+            on_answer(answered)
+
+        self.tasks(answer())
 
 
 async def settle(faults: Sequence[TaoError], timeout_seconds: float = 5.0) -> FakeLeaders:
