@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tao.model.changes import ListChange, ListInvalidation, ShardMessages
-from tao.model.errors import InternalError, TaoError
+from tao.model.errors import InternalError, ProtocolError, TaoError
 from tao.model.graph import ListKey
 from tao.model.topology import CacheServer
 from tao.model.writes import Coordinator, SettleEdge
 from tao.serving.configuration import ServerContext
 from tao.serving.sources import TickBatcher
-from tao.wire.convert import error_from_pb, shard_messages_from_pb, write_to_pb
+from tao.wire.convert import error_from_pb, error_to_pb, shard_messages_from_pb, write_to_pb
 from tao.wire.links import LinksPort
 from tao.wire.v1 import session_pb2 as pb
 
@@ -32,20 +32,32 @@ Nearly all have the two seconds of one attempt."""
 class CopyResults:
     """The results of the copies of one writer, in their order, and the changes of their lists for caches."""
 
-    __slots__ = ("changes", "done", "missing", "results", "settles", "timeout_seconds")
+    __slots__ = ("changes", "done", "missing", "results", "settles", "timeout_seconds", "writes")
 
-    def __init__(self, settles: Sequence[SettleEdge], timeout_seconds: float, done: asyncio.Future[None]) -> None:
+    def __init__(
+        self,
+        settles: Sequence[SettleEdge],
+        writes: Sequence[pb.Write],
+        timeout_seconds: float,
+        done: asyncio.Future[None],
+    ) -> None:
+        """``writes`` are the encoded ``settles``."""
         self.settles: Final = settles
+        self.writes: Final = writes
         self.timeout_seconds: Final = timeout_seconds
         self.done: Final = done
         self.results: Final[list[pb.WriteResult]] = [pb.WriteResult()] * len(settles)
         self.changes: Final[list[ShardMessages]] = []
         self.missing = len(settles)
 
-    def fail(self, error: TaoError) -> None:
-        """End the wait of the writer, unless it has gone."""
-        if not self.done.done():
-            self.done.set_exception(error)
+    def fail(self, error: Exception) -> None:
+        """End the wait of the writer, unless it has gone. It gets an error of its own: each raise adds a traceback."""
+        if self.done.done():
+            return
+        if isinstance(error, TaoError):
+            self.done.set_exception(error_from_pb(error_to_pb(error)))
+        else:
+            self.done.set_exception(InternalError(f"{type(error).__name__} in a copy to another leader; see the log"))
 
     def add(self, place: int, result: pb.WriteResult) -> None:
         """Put one result, and end the wait of the writer with the last."""
@@ -70,6 +82,7 @@ class CopySender:
     def __init__(self, context: ServerContext) -> None:
         self._configuration: Final = context.configuration
         self._links: Final[LinksPort] = context.links
+        self._log: Final = context.log
         self._loop: Final = asyncio.get_running_loop()
         self._batches: Final[TickBatcher[_Route, CopyResults]] = TickBatcher(self._send_batch, _MAX_WRITERS)
 
@@ -84,7 +97,11 @@ class CopySender:
     ) -> CopyResults:
         """Have the leader write these edges on behalf of ``coordinator``. Raises the `TaoError` of the message; the
         error of a copy is in its result."""
-        copies = CopyResults(settles, timeout_seconds, self._loop.create_future())
+        # One that cannot be encoded fails here, and not with the message for the copies of other writers.
+        writes = [write_to_pb(settle) for settle in settles]
+        copies = CopyResults(settles, writes, timeout_seconds, self._loop.create_future())
+        if not settles:
+            return copies  # all types of an intent have left the schema, or have no inverse any more
         if len(settles) == 1 and settles[0].registers is None:
             deadline = int(timeout_seconds * _DEADLINES_PER_SECOND)
             self._batches.add(_Route(leader, coordinator, background, deadline), copies)
@@ -98,20 +115,22 @@ class CopySender:
         batch = [copies for copies in batch if not copies.done.done()]  # without those whose writers have gone
         if not batch:
             return
-        coordinator = pb.Coordinator(shard=route.coordinator.shard, generation=route.coordinator.generation)
-        message = pb.WriteBatch(
-            writes=[write_to_pb(settle) for copies in batch for settle in copies.settles],
-            want_changes=True,
-            coordinator=coordinator,
-            background=route.background,
-        )
-        request = pb.Request(topology_version=self._configuration.routes.version, write=message)
-        timeout_seconds = min([copies.timeout_seconds for copies in batch])
         try:
+            coordinator = pb.Coordinator(shard=route.coordinator.shard, generation=route.coordinator.generation)
+            message = pb.WriteBatch(
+                writes=[write for copies in batch for write in copies.writes],
+                want_changes=True,
+                coordinator=coordinator,
+                background=route.background,
+            )
+            request = pb.Request(topology_version=self._configuration.routes.version, write=message)
+            timeout_seconds = min([copies.timeout_seconds for copies in batch])
             self._links.to(route.leader).send(request, timeout_seconds, _Answers(batch).take)
-        except TaoError as error:
+        except Exception as error:  # noqa: BLE001 - raised by each writer; those of other messages are sent
+            if not isinstance(error, TaoError):
+                self._log.error("copies_not_sent", exc_info=error)
             for copies in batch:
-                copies.fail(type(error)(error.message))
+                copies.fail(error)
 
 
 class _Answers:
@@ -125,27 +144,40 @@ class _Answers:
         """The copies without a result, by the slot in the message: those of a writer, and the place among them."""
 
     def take(self, answer: pb.Answer) -> None:
-        """Take one answer; an `AnswerHandler`."""
-        if answer.HasField("error"):
-            for copies, _ in self._waiting.values():
-                copies.fail(error_from_pb(answer.error))
-            self._waiting.clear()
-            return
-        changes = [shard_messages_from_pb(messages) for messages in answer.write.changes]
+        """Take one answer; an `AnswerHandler`. Each writer gets a result or an error, whatever the answer is like:
+        nothing else ends its wait."""
+        try:
+            if answer.HasField("error"):
+                self._fail(error_from_pb(answer.error))
+            else:
+                self._take(answer.write)
+            if not answer.more:
+                self._fail(InternalError("the leader's answer lacks a result for the copy"))
+        except ProtocolError as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail(error)
+            raise  # to the session, which logs it
+
+    def _take(self, answer: pb.WriteAnswer) -> None:
+        changes = [shard_messages_from_pb(messages) for messages in answer.changes]
         if len(self._batch) == 1:
             self._batch[0].changes.extend(changes)
         by_list = {} if len(self._batch) == 1 else _by_list(changes)
-        for slot, result in zip(answer.write.slots, answer.write.results, strict=False):
+        for slot, result in zip(answer.slots, answer.results, strict=False):
             if slot not in self._waiting:
                 continue  # it failed with a part of the answer that could not be sent
             copies, place = self._waiting.pop(slot)
             settle = copies.settles[place]
             copies.changes.extend(by_list.get(ListKey(settle.id1, settle.atype), ()))
             copies.add(place, result)
-        if not answer.more:
-            for copies, _ in self._waiting.values():
-                copies.fail(InternalError("the leader's answer lacks a result for the copy"))
-            self._waiting.clear()
+
+    def _fail(self, error: Exception) -> None:
+        """Fail the copies without a result."""
+        waiting = list(self._waiting.values())
+        self._waiting.clear()
+        for copies, _ in waiting:
+            copies.fail(error)
 
 
 def _by_list(changes: Iterable[ShardMessages]) -> Mapping[ListKey, Sequence[ShardMessages]]:

@@ -12,7 +12,7 @@ import pytest
 from tao.leader.copies_to_leaders import CopyResults, CopySender
 from tao.model.changes import ListChange, ListInvalidation, Message, ShardMessages
 from tao.model.edge_states import NO_OPERATION
-from tao.model.errors import InternalError, Overloaded, ShardBlocked, TaoError
+from tao.model.errors import InternalError, NotMine, OutcomeUnknown, Overloaded, ProtocolError, ShardBlocked, TaoError
 from tao.model.graph import Edge
 from tao.model.topology import CacheServer
 from tao.model.writes import Coordinator, SettleEdge
@@ -36,19 +36,20 @@ class Leader(NamedTuple):
 
 
 class SentTo:
-    """The links to all leaders: keep each message and what takes its answers. ``refuses``: raise this instead."""
+    """The links to all leaders: keep each message and what takes its answers. ``refusals``: by the leader's name, what
+    is raised instead."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[pb.Request, float]] = []
         self.take: list[Callable[[pb.Answer], None]] = []
-        self.refuses: TaoError | None = None
+        self.refusals: dict[str, Exception] = {}
 
-    def to(self, _: object) -> SentTo:
+    def to(self, leader: Leader) -> SentTo:
+        if leader.name in self.refusals:
+            raise self.refusals[leader.name]
         return self
 
     def send(self, request: pb.Request, timeout_seconds: float, on_answer: Callable[[pb.Answer], None]) -> None:
-        if self.refuses is not None:
-            raise self.refuses
         self.sent.append((request, timeout_seconds))
         self.take.append(on_answer)
 
@@ -62,11 +63,16 @@ class Rig:
         self.sender = CopySender(make_context(configuration, cast(LinksPort, self.links), Tasks()))
 
     def copy(
-        self, *settles: SettleEdge, to: str = "leader-2", timeout_seconds: float = 2.0, generation: int = 1
+        self,
+        *settles: SettleEdge,
+        to: str = "leader-2",
+        timeout_seconds: float = 2.0,
+        coordinator: Coordinator = COORDINATOR,
+        background: bool = False,
     ) -> asyncio.Task[CopyResults]:
         leader = cast(CacheServer, Leader(to))
-        coordinator = Coordinator(0, generation)
-        return asyncio.ensure_future(self.sender.send(leader, settles, coordinator, timeout_seconds, background=False))
+        sending = self.sender.send(leader, settles, coordinator, timeout_seconds, background=background)
+        return asyncio.ensure_future(sending)
 
     async def messages(self) -> list[list[int]]:
         """Return, for each message sent, the ends of its copies whose lists it changes."""
@@ -105,13 +111,44 @@ async def test_copies_of_other_leaders_coordinators_and_deadlines_have_messages_
     tasks = [
         rig.copy(settle()),
         rig.copy(settle(), to="leader-3"),
-        rig.copy(settle(), generation=2),
+        rig.copy(settle(), coordinator=Coordinator(0, 2)),
+        rig.copy(settle(), coordinator=Coordinator(2, 1)),
+        rig.copy(settle(), background=True),
         rig.copy(settle(), timeout_seconds=0.5),
     ]
-    assert await rig.messages() == [[FAR]] * 4
+    assert await rig.messages() == [[FAR]] * 6
+    assert [request.write.background for request, _ in rig.links.sent].count(True) == 1
     for take in rig.links.take:
         take(answer([0]))
     await asyncio.gather(*tasks)
+
+
+async def test_a_message_has_a_bounded_number_of_copies() -> None:
+    rig = Rig()
+    tasks = [rig.copy(settle(FAR, NEAR + number)) for number in range(65)]
+    assert [len(message) for message in await rig.messages()] == [64, 1]
+    for take, (request, _) in zip(rig.links.take, rig.links.sent, strict=True):
+        take(answer(range(len(request.write.writes))))
+    await asyncio.gather(*tasks)
+
+
+async def test_no_copies_need_no_answer() -> None:
+    """An intent whose types have all left the schema is settled by no copy, and its pair must not stay held."""
+    rig = Rig()
+    none = rig.copy()
+    assert await rig.messages() == []
+    assert none.done(), "nothing would end its wait"
+    assert (none.result().results, none.result().changes) == ([], [])
+
+
+async def test_a_copy_that_cannot_be_encoded_fails_alone() -> None:
+    rig = Rig()
+    broken, kept = rig.copy(settle(-1)), rig.copy(settle(OTHER_FAR))
+    assert await rig.messages() == [[OTHER_FAR]]
+    rig.links.take[0](answer([0]))
+    await kept
+    with pytest.raises(ValueError, match="-1"):
+        await broken
 
 
 async def test_copies_that_the_other_leader_would_join_are_sent_alone() -> None:
@@ -173,12 +210,44 @@ async def test_a_copy_without_a_result_fails() -> None:
         await missing
 
 
-async def test_a_message_that_cannot_be_sent_fails_its_copies() -> None:
+async def test_a_broken_connection_fails_the_copies_that_have_no_result_yet() -> None:
     rig = Rig()
-    rig.links.refuses = Overloaded("too many requests")
+    early, late = rig.copy(settle(FAR)), rig.copy(settle(OTHER_FAR))
+    await rig.messages()
+    rig.links.take[0](answer([0], more=True))
+    rig.links.take[0](failure(OutcomeUnknown("the connection broke")))
+    assert (await early).results[0].found
+    with pytest.raises(OutcomeUnknown):
+        await late
+
+
+async def test_a_malformed_answer_fails_the_copies() -> None:
+    """A leader of a newer version may send changes of a kind that is unknown here. Nothing else ends the wait."""
+    rig = Rig()
     tasks = [rig.copy(settle(FAR)), rig.copy(settle(OTHER_FAR))]
+    await rig.messages()
+    malformed = answer([0, 1])
+    malformed.write.changes.add(shard=1).messages.add()
+    rig.links.take[0](malformed)
+    await rig.messages()
+    assert [task.done() for task in tasks] == [True, True], "nothing would end their wait"
     errors = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(error) for error in errors] == [Overloaded, Overloaded]
+    assert [type(error) for error in errors] == [ProtocolError, ProtocolError]
+
+
+@pytest.mark.parametrize("error", [Overloaded("too many requests"), NotMine("moving", 7), ValueError("a bug")])
+async def test_a_message_that_cannot_be_sent_fails_its_copies_and_no_others(error: Exception) -> None:
+    rig = Rig()
+    rig.links.refusals["leader-2"] = error
+    tasks = [rig.copy(settle(FAR)), rig.copy(settle(OTHER_FAR)), rig.copy(settle(FAR), to="leader-3")]
+    assert await rig.messages() == [[FAR]]
+    assert [task.done() for task in tasks] == [True, True, False], "nothing else would end their wait"
+    rig.links.take[0](answer([0]))
+    *errors, kept = await asyncio.gather(*tasks, return_exceptions=True)
+    kind = type(error) if isinstance(error, TaoError) else InternalError
+    assert [type(each) for each in errors] == [kind, kind]
+    assert errors[0] is not errors[1], "each raise adds a traceback"
+    assert isinstance(kept, CopyResults)
 
 
 async def test_the_copy_of_a_writer_that_has_gone_is_not_sent() -> None:
