@@ -28,6 +28,9 @@ _DEADLINES_PER_SECOND: Final = 10
 """Copies share a message, and the earliest of their deadlines, if these are less than a tenth of a second apart.
 Nearly all have the two seconds of one attempt."""
 
+_LEAST_SHARED_SECONDS: Final = 0.5
+"""Copies with less time are sent alone: they would lose more than a fifth of it to an earlier deadline, or all."""
+
 
 class CopyResults:
     """The results of the copies of one writer, in their order, and the changes of their lists for caches."""
@@ -102,11 +105,11 @@ class CopySender:
         copies = CopyResults(settles, writes, timeout_seconds, self._loop.create_future())
         if not settles:
             return copies  # all types of an intent have left the schema, or have no inverse any more
-        if len(settles) == 1 and settles[0].registers is None:
+        if len(settles) == 1 and settles[0].registers is None and timeout_seconds >= _LEAST_SHARED_SECONDS:
             deadline = int(timeout_seconds * _DEADLINES_PER_SECOND)
             self._batches.add(_Route(leader, coordinator, background, deadline), copies)
         else:
-            # The other leader joins the copies of edges with states that one message has, and they fail together.
+            # Among them edges with states: the other leader joins those of one message, and they fail together.
             self._send_batch(_Route(leader, coordinator, background, 0), [copies])
         await copies.done
         return copies

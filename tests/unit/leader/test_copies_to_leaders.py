@@ -123,6 +123,18 @@ async def test_copies_of_other_leaders_coordinators_and_deadlines_have_messages_
     await asyncio.gather(*tasks)
 
 
+@pytest.mark.parametrize("other_seconds", [0.07, 0.001, -0.05])
+async def test_a_copy_whose_time_is_short_does_not_share_an_earlier_deadline(other_seconds: float) -> None:
+    """A tenth of a second is all of its time, and a copy that has none left would fail it at once."""
+    rig = Rig()
+    tasks = [rig.copy(settle(FAR), timeout_seconds=0.09), rig.copy(settle(OTHER_FAR), timeout_seconds=other_seconds)]
+    await rig.messages()
+    assert sorted(seconds for _, seconds in rig.links.sent) == [other_seconds, 0.09]
+    for take in rig.links.take:
+        take(answer([0]))
+    await asyncio.gather(*tasks)
+
+
 async def test_a_message_has_a_bounded_number_of_copies() -> None:
     rig = Rig()
     tasks = [rig.copy(settle(FAR, NEAR + number)) for number in range(65)]
