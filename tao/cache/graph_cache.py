@@ -90,7 +90,7 @@ class GraphCache:
         on."""
         self._arenas.types = types
         for shard in self._shards.values():
-            shard.retire_moved_lists()
+            shard.follow_types()
 
     # shards
 
@@ -365,19 +365,19 @@ class GraphCache:
 
     def store_object(self, ticket: FillTicket, value: bytes, version_epoch: int, now: float) -> Stored:
         """Store an object value that was read under ``ticket`` from a source at ``version_epoch``."""
-        version = version_of(value)
+        version = int.from_bytes(value[:8], "little")  # as `version_of`, without a call
         shard, outcome = self._accept(ticket, version, version_epoch, now)
         return self._recorded(ticket, version, outcome if shard is None else shard.store_object(ticket, value))
 
     def store_list(self, ticket: FillTicket, block: bytes, version_epoch: int, now: float) -> Stored:
         """Store an edge block, if it starts at position 0."""
-        version = version_of(block)
+        version = int.from_bytes(block[:8], "little")
         shard, outcome = self._accept(ticket, version, version_epoch, now)
         return self._recorded(ticket, version, outcome if shard is None else shard.store_list(ticket, block))
 
     def store_count(self, ticket: FillTicket, value: bytes, version_epoch: int, now: float) -> Stored:
         """Store a count value. ``ticket`` is a ticket of the list."""
-        version = version_of(value)
+        version = int.from_bytes(value[:8], "little")
         shard, outcome = self._accept(ticket, version, version_epoch, now)
         return self._recorded(ticket, version, outcome if shard is None else shard.store_count(ticket, value))
 
@@ -407,9 +407,7 @@ class GraphCache:
         is_invalid = ticket.shard_epoch != shard.shard_epoch
         if version_epoch > shard.version_epoch:
             self._learn(shard, version_epoch)
-        outcome = shard.check_fill(ticket, version, version_epoch, now)
-        if outcome is Stored.STORED and is_invalid:
-            outcome = shard.note_not_kept(ticket, version)
+        outcome = shard.check_fill(ticket, version, version_epoch, now, is_invalid=is_invalid)
         return (shard if outcome is Stored.STORED else None), outcome
 
     # messages and changesets

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tao.cache.eviction import RETURN_PARTS
+from tao.cache.records_python import RETURN_PARTS
 
 _PART = RETURN_PARTS[0]
 _ROOM_FOR_GROWTH = 1.25

@@ -61,6 +61,7 @@ class CachedShard:
         "_list_tables",
         "_object_tables",
         "_settings",
+        "_tables_by_otype",
         "counts",
         "filters",
         "floors",
@@ -90,6 +91,7 @@ class CachedShard:
     def _reset(self, shard_epoch: int) -> None:
         self.shard_epoch = shard_epoch
         self._object_tables: dict[str, EntryTable] = {}
+        self._tables_by_otype: dict[int, EntryTable] = {}  # of the types that have been put since the schema changed
         self._list_tables: dict[int, tuple[EntryTable, CountTable]] = {}
         self.lists: dict[int, dict[int, bytes]] = {}
         self.counts: dict[int, PackedCounts] = {}
@@ -129,12 +131,15 @@ class CachedShard:
             held = self._object_tables.pop(name, None)
             if held is not None:
                 held.retire()
+        self._tables_by_otype.clear()
         default = self._object_tables.get(self._arenas.for_object(0).name)
         self.objects = _NO_ENTRIES if default is None else default.entries
         self.other_objects = tuple(table.entries for table in self._object_tables.values() if table is not default)
 
-    def retire_moved_lists(self) -> None:
-        """Drop the tables of types that a new schema puts into another arena."""
+    def follow_types(self) -> None:
+        """Follow a new schema: drop the tables of association types that it puts into another arena, and put objects
+        into those that it chooses."""
+        self._tables_by_otype.clear()
         for atype, pair in list(self._list_tables.items()):
             if pair[0].arena is not self._arenas.for_list(atype):
                 for table in pair:
@@ -181,8 +186,10 @@ class CachedShard:
     def held_count(self, id1: int, atype: int) -> bytes:
         """Return the count value from the count table or the list, empty when neither is held."""
         counts = self.counts.get(atype)
-        value = counts.peek(id1) if counts is not None else None
-        return value or self.held_list(id1, atype)[:COUNT_VALUE_BYTES]
+        if counts is not None and (value := counts.peek(id1)):
+            return value
+        entries = self.lists.get(atype)
+        return entries.get(id1, b"")[:COUNT_VALUE_BYTES] if entries else b""
 
     def held(self, key: int, atype: int) -> bytes:
         """Return the value whose version is held: the object (``atype`` 0) or the count of the list."""
@@ -192,8 +199,12 @@ class CachedShard:
         """Return the highest version of the object (``atype`` 0) or list that is known by any means. ``held``: the
         value that is held, of a caller that has looked it up."""
         if held is None:
-            held = self.held_count(key, atype) if atype else self.held_object(key)
-        known = self.floors.get(key, atype)
+            if atype:
+                held = self.held_count(key, atype)
+            else:
+                held = self.held_object(key) if self.other_objects else self.objects.get(key)
+        floors = self.floors
+        known = floors.get(key, atype) if floors.young or floors.old else 0
         departed = self._arenas.departed.get(key, atype)
         if departed > known:
             known = departed
@@ -209,10 +220,13 @@ class CachedShard:
     # ways in: each one leaves its arena within the budget
 
     def _put_object(self, key: int, value: bytes, otype: int) -> bool:
-        target = self._objects_of(otype)
-        for table in self._object_tables.values():
-            if table is not target:
-                table.drop(key)
+        target = self._tables_by_otype.get(otype)
+        if target is None:
+            target = self._tables_by_otype[otype] = self._objects_of(otype)
+        if self.other_objects:
+            for table in self._object_tables.values():
+                if table is not target:
+                    table.drop(key)
         return self._put(target, key, value)
 
     def _put_list(self, id1: int, atype: int, block: bytes) -> bool:
@@ -223,7 +237,8 @@ class CachedShard:
 
     def _put_count(self, id1: int, atype: int, value: bytes) -> bool:
         lists, counts = self._list_tables.get(atype) or self._lists_of(atype)
-        lists.drop(id1)
+        if lists.entries.get(id1):
+            lists.drop(id1)
         return self._put(counts, id1, value)
 
     def _put(self, table: EntryTable | CountTable, key: int, value: bytes) -> bool:
@@ -232,7 +247,9 @@ class CachedShard:
             table.drop(key)
             self._arenas.departed.record(key, table.atype, version_of(value))
             return False
-        table.arena.make_room()
+        arena = table.arena
+        if arena.bytes > arena.budget_bytes:
+            arena.make_room()
         return True
 
     def drop(self, key: int, atype: int) -> Applied:
@@ -327,10 +344,12 @@ class CachedShard:
 
     # fills
 
-    def check_fill(self, ticket: FillTicket, version: int, version_epoch: int, now: float) -> Stored:
-        """Return `Stored.STORED` when a value of this version may be stored, else the reason why not. The caller has
-        recorded ``version_epoch`` before, and stores the value in the same synchronous call: no message can come in
-        between."""
+    def check_fill(
+        self, ticket: FillTicket, version: int, version_epoch: int, now: float, *, is_invalid: bool
+    ) -> Stored:
+        """Return `Stored.STORED` when a value of this version may be stored, else the reason why not. ``is_invalid``:
+        what the ticket was taken for may be something that was to be invalidated. The caller has recorded
+        ``version_epoch`` before, and stores the value in the same synchronous call: no message can come in between."""
         self._arenas.moment.now = now
         floor = self.floor(ticket.id, ticket.atype)
         # Epoch 0: not known when the ticket was taken.
@@ -344,7 +363,8 @@ class CachedShard:
                 self.filters.note_version(ticket.id, ticket.atype, version)
             if self.pairs.filters or self.pairs.builds:
                 self.pairs.note_version(ticket.id, ticket.atype, version)
-        if now - ticket.started > self._settings.floor_seconds or now < self.floors.overflowed_until:
+        is_too_late = now - ticket.started > self._settings.floor_seconds or now < self.floors.overflowed_until
+        if is_invalid or is_too_late:
             return self.note_not_kept(ticket, version)
         return Stored.STORED
 

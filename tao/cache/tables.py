@@ -18,8 +18,8 @@ from tao.cache.eviction import Arena, Moment
 from tao.cache.key_recorder import EVICTED, KeyRecorder
 from tao.cache.outcomes import CachedKey, EntryKind
 from tao.cache.packed import PackedCounts, packed_store
+from tao.cache.records import DepartedVersions
 from tao.cache.settings import DEFAULT_ARENA, ArenaChoice, CacheSettings
-from tao.cache.version_floors import DepartedVersions
 from tao.model.graph import COUNT_VALUE_BYTES, version_of
 from tao.model.ids import SHARD_SHIFT
 
@@ -188,7 +188,7 @@ _DISPLACED: Final = 2
 class CountTable:
     """``packed`` may be read directly; it looks into ``wide`` too. Only the methods change them."""
 
-    __slots__ = ("_shard", "_shared", "arena", "atype", "kind", "packed", "wide")
+    __slots__ = ("_fits", "_shard", "_shared", "arena", "atype", "kind", "packed", "wide")
 
     def __init__(self, shard: int, atype: int, version_epoch: int, wide: EntryTable, shared: Arenas) -> None:
         self.kind: Literal["count"] = "count"
@@ -196,6 +196,7 @@ class CountTable:
         self.arena: Arena = wide.arena
         self.wide = wide
         self.packed: PackedCounts = self.arena.packed.open(version_epoch, wide.entries)
+        self._fits: Final = wide.fits(bytes(COUNT_VALUE_BYTES))
         self._shard = shard
         self._shared = shared
         self.arena.count_tables[self.packed.number] = self
@@ -208,7 +209,7 @@ class CountTable:
     def put(self, key: int, value: bytes) -> bool:
         """See `EntryTable.put`."""
         arena = self.arena
-        if not self.wide.fits(value):
+        if not self._fits:
             return False
         bytes_before = arena.packed.size_bytes
         outcome = self.packed.put(key, value)

@@ -167,6 +167,7 @@ class _MissedBatch:
 
     __slots__ = (
         "_answers",
+        "_bytes_per_unit",
         "_check",
         "_critical",
         "_ended",
@@ -225,6 +226,7 @@ class _MissedBatch:
         self._is_over = False
         self._timer: asyncio.TimerHandle
         self._shares: Final = misses.shares
+        self._bytes_per_unit: Final = misses.shares.settings.bytes_per_unit
         reads_master = batch.critical and any(misses.is_mastered_here(id1 >> SHARD_SHIFT) for id1 in id1s_of(batch))
         self._work: Final = misses.shares.reads(request, reply.peer, self._begin_some, reads_master=reads_master)
         self.caller: Final = caller_of(request, reply.peer)
@@ -341,25 +343,22 @@ class _MissedBatch:
             if not self._is_over:
                 self._put(miss, answer)
         finally:
-            if self._unasked and not miss.is_set_aside:
+            was_set_aside = miss.is_set_aside
+            if self._unasked and not was_set_aside:
                 self._ask_for_next()
             if not self._work.has_share:
-                self._note_ended(miss, answer)
-
-    def _note_ended(self, miss: Miss | LoneMiss, answer: Fetched | TaoError) -> None:
-        """Give the place of a miss back: those of one tick of the loop together, unless they are of a rare kind."""
-        shares = self._shares
-        units = 1 if isinstance(answer, TaoError) else 1 + len(answer.value) // shares.settings.bytes_per_unit
-        critical, was_set_aside = self._critical or miss.staleness_ms > 0, miss.is_set_aside
-        if critical or was_set_aside:
-            shares.end_reads(self._work, 1, units, critical=critical, was_set_aside=was_set_aside)
-            return
-        if self._open and not self._ended:
-            asyncio.get_running_loop().call_soon(self._end_reads)
-        self._ended += 1
-        self._ended_units += units
-        if not self._open:
-            self._end_reads()
+                # Give its place back: those of one tick of the loop together, unless they are of a rare kind.
+                units = 1 if isinstance(answer, TaoError) else 1 + len(answer.value) // self._bytes_per_unit
+                critical = self._critical or miss.staleness_ms > 0
+                if critical or was_set_aside:
+                    self._shares.end_reads(self._work, 1, units, critical=critical, was_set_aside=was_set_aside)
+                else:
+                    if self._open and not self._ended:
+                        asyncio.get_running_loop().call_soon(self._end_reads)
+                    self._ended += 1
+                    self._ended_units += units
+                    if not self._open:
+                        self._end_reads()
 
     def _end_reads(self) -> None:
         ended, self._ended = self._ended, 0
@@ -723,7 +722,7 @@ class LoneMiss(LoneFetch):
         fetch_query: Query,
         slot: int,
     ) -> None:
-        super().__init__(misses.single_flight, key, fetch_query)
+        LoneFetch.__init__(self, misses.single_flight, key, fetch_query)  # `super()` would cost as much as the call
         self._misses: Final = misses
         self._receiver: Final = receiver
         self._is_answered = False

@@ -237,7 +237,11 @@ class SingleFlight:
         settings, key = self.settings, lone.key
         if key in self._by_key or self.waiting >= settings.max_waiting or len(self._all) >= settings.max_fetches:
             return False
-        lone.ticket = self.ticket(lone.fetch_query)
+        query = lone.fetch_query
+        if isinstance(query, ObjectQuery):  # as `ticket`: most are, and each miss is one call less
+            lone.ticket = self.cache.ticket("object", query.id, 0, self._clock.monotonic())
+        else:
+            lone.ticket = self.cache.ticket("list", query.id1, query.atype, self._clock.monotonic())
         self._by_key[key] = lone
         self._all.add(lone)
         self.waiting += 1
@@ -304,22 +308,20 @@ class SingleFlight:
         recorder = self.cache.recorder
         before, recorder.cause = recorder.cause, fetched.origin
         try:
-            if fetched.keep and isinstance(query, ObjectQuery):  # most are: a call less
-                now = self._clock.monotonic()
-                return self.cache.store_object(ticket, fetched.value, fetched.version_epoch, now)
-            return self._store(ticket, query, fetched)
+            cache, now = self.cache, self._clock.monotonic()
+            if not fetched.keep:
+                return cache.pass_over(ticket, fetched.value, fetched.version_epoch, now)
+            if isinstance(query, ObjectQuery):
+                return cache.store_object(ticket, fetched.value, fetched.version_epoch, now)
+            if isinstance(query, CountQuery):
+                return cache.store_count(ticket, fetched.value, fetched.version_epoch, now)
+            if isinstance(query, RangeQuery) and not query.pos and query.limit <= self.list_limit(query.atype):
+                return cache.store_list(ticket, fetched.value, fetched.version_epoch, now)
+            return self._pass_over(ticket, query, fetched, now)
         finally:
             recorder.cause = before
 
-    def _store(self, ticket: FillTicket, query: Query, fetched: Fetched) -> Stored:
-        now = self._clock.monotonic()
-        if not fetched.keep:
-            return self.cache.pass_over(ticket, fetched.value, fetched.version_epoch, now)
-        match query:
-            case CountQuery():
-                return self.cache.store_count(ticket, fetched.value, fetched.version_epoch, now)
-            case RangeQuery(pos=0) if query.limit <= self.list_limit(query.atype):
-                return self.cache.store_list(ticket, fetched.value, fetched.version_epoch, now)
+    def _pass_over(self, ticket: FillTicket, query: Query, fetched: Fetched, now: float) -> Stored:
         # A part of a list that is not a prefix answers the query and is not kept. It is checked against the version
         # floor all the same, and its version raises the floor for the next reader.
         outcome = self.cache.pass_over(ticket, fetched.value, fetched.version_epoch, now)

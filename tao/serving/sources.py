@@ -116,10 +116,16 @@ def deliver(take: Take, answer: Fetched | TaoError) -> None:
     ``take`` is called again with an error, so that what waits behind it does not wait for ever."""
     try:
         take(answer)
-    except Exception as error:
-        _logger.exception("a fetched answer could not be delivered")
-        if not isinstance(answer, InternalError):
-            deliver(take, _broken(error))
+    except Exception as error:  # noqa: BLE001 - logged there
+        _deliver_failure(take, answer, error)
+
+
+def _deliver_failure(take: Take, answer: Fetched | TaoError, error: Exception) -> None:
+    """Do what `deliver` does about an exception of ``take``. Where many answers come at once, each is delivered by a
+    ``try`` of its own in place of a call."""
+    _logger.error("a fetched answer could not be delivered", exc_info=error)
+    if not isinstance(answer, InternalError):
+        deliver(take, _broken(error))
 
 
 async def fetch_and_wait(
@@ -346,9 +352,6 @@ class DatabaseSource:
     def fetch(self, asked: FetchRequest) -> None:
         """Read one query. ``timeout_seconds`` is the limit of each read. The answer is `StaleRead` when the database
         stays below ``minimum``. See `FetchSource`."""
-        self._ask(asked)
-
-    def _ask(self, asked: FetchRequest) -> None:
         now = self._loop.time()
         asked.until = now + asked.timeout_seconds
         try:
@@ -368,7 +371,7 @@ class DatabaseSource:
 
     def _ask_again(self, asked: FetchRequest) -> None:
         again = msgspec.structs.replace(asked, attempt=asked.attempt + 1, is_answered=False)
-        self._loop.call_later(self._settings.first_pause_seconds * 2 ** (asked.attempt - 1), self._ask, again)
+        self._loop.call_later(self._settings.first_pause_seconds * 2 ** (asked.attempt - 1), self.fetch, again)
 
     def _refuse(self, asked: Sequence[FetchRequest], error: TaoError) -> None:
         """Fail queries, or ask the master of a newer topology when the server turned out not to be the master."""
@@ -462,7 +465,10 @@ class DatabaseSource:
                 if one.minimum:
                     self._take(one, fetched)
                 else:
-                    deliver(one.take, fetched)
+                    try:
+                        one.take(fetched)
+                    except Exception as error:  # noqa: BLE001 - logged there
+                        _deliver_failure(one.take, fetched, error)
 
     def _read_rest(self, asked: Sequence[FetchRequest], critical: bool, on_end: Callable[[], None]) -> None:
         """Read the queries that have no answer yet, if there are any, as a task."""
@@ -613,13 +619,17 @@ class RemoteSource:
                 if not one.is_answered:
                     one.is_answered = True
                     origin = served_by if slot in missed else "leader"
-                    wrong = None
-                    if type(one.query) is not ObjectQuery or len(value) < OBJECT_HEADER_BYTES:
-                        wrong = _fault_of(one.query, value)
-                    if wrong is None:
-                        deliver(one.take, Fetched(value, epochs.get(one.shard, 0), origin))
-                    else:
+                    kind, size = type(one.query), len(value)
+                    is_right = kind is ObjectQuery and size >= OBJECT_HEADER_BYTES
+                    is_right = is_right or (kind is CountQuery and size == COUNT_VALUE_BYTES)
+                    if not is_right and (wrong := _fault_of(one.query, value)) is not None:
                         one.fail(wrong)
+                        continue
+                    fetched = Fetched(value, epochs.get(one.shard, 0), origin)
+                    try:
+                        one.take(fetched)
+                    except Exception as error:  # noqa: BLE001 - logged there
+                        _deliver_failure(one.take, fetched, error)
         if failed := read.failed_slots:
             for slot, failure in zip(failed, read.errors, strict=False):
                 self._fail(by_slot[slot], error_from_pb(failure))

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from tao.model.errors import InternalError, OperatorError, Overloaded, SettingsError, TaoError
+from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import OnRead, ReadStore
-from tao.model.queries import EdgesQuery, FillRead, Query, RangeQuery, TimeRangeQuery
+from tao.model.queries import CountQuery, EdgesQuery, FillRead, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import IntentRow
 from tao.storage.dialect import SessionSetup
 from tao.storage.failures import ConnectionLost, TablesMissing
@@ -226,13 +227,15 @@ class MySqlReadStore(ReadStore):
         """See the port: for queries of one server whose rows one statement may bring, when each shard has room and a
         connection is idle."""
         now = asyncio.get_running_loop().time()
-        if len(queries) > 1 and sum(map(_rows_of, queries)) > self._settings.max_rows_at_once:
-            return False
+        if len(queries) > 1:
+            rows = [1 if isinstance(query, ObjectQuery | CountQuery) else _rows_of(query) for query in queries]
+            if sum(rows) > self._settings.max_rows_at_once:
+                return False
         reading = _ReadAtOnce(self, queries, now + timeout_seconds, on_read, on_end)
         has_begun = False
         try:
             for query in queries:
-                shard = shard_of_query(query)
+                shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
                 if shard in reading.entered:
                     continue
                 local = self._local_of(shard)

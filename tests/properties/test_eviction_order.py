@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tao.cache import CacheSettings, GraphCache
-from tao.cache.eviction import MOST_CREDIT, USE_CREDIT, Ghosts
+from tao.cache.eviction import MOST_CREDIT, USE_CREDIT
+from tao.cache.records import Ghosts
 from tao.cache.tables import value_bytes
 from tao.model.graph import OBJECT_HEADER_BYTES, encode_object
 from tests.rigs.effort import examples

@@ -7,7 +7,6 @@ import gc
 import pytest
 
 from tao.cache import CacheSettings, GraphCache, Stored
-from tao.cache.eviction import Ghosts, RecordQueue
 from tao.model.errors import SettingsError
 from tao.model.graph import decode_count, encode_object
 from tests.unit.cache.graphs import (
@@ -27,17 +26,6 @@ def figures(cache: GraphCache, name: str = "default") -> tuple[int, int, int, in
     (found,) = [each for each in cache.arenas() if each.name == name]
     assert found.bytes <= found.budget_bytes
     return found.objects, found.lists, found.counts, found.evictions
-
-
-def test_records_come_out_in_the_order_they_went_in_across_chunks() -> None:
-    queue = RecordQueue()
-    for key in range(20_000):
-        queue.append(1, key, 0.0)
-    assert [queue.pop()[1] for _ in range(15_000)] == list(range(15_000))
-    queue.append(2, 5, 0.0)
-    assert [queue.pop() for _ in range(5_001)][-1] == (2, 5)
-    with pytest.raises(IndexError):
-        queue.pop()
 
 
 def test_the_budget_is_kept_and_the_oldest_leave_first() -> None:
@@ -190,22 +178,6 @@ def test_a_large_entry_that_is_used_as_much_as_its_size_asks_for_stays() -> None
     for place in range(1, 2_000):
         store_object(cache, v(1), bytes(20), id_=ID1 + place)
         assert cache.object(ID1) is not None
-
-
-def test_who_comes_back_soon_after_leaving_is_not_on_trial_again() -> None:
-    ghosts = Ghosts(1 << 20)
-    ghosts.leaves(ID1, ATYPE, 1000)
-    ghosts.leaves(ID1, 0, 1000)
-    assert ghosts.returned(ID1, ATYPE)
-    assert not ghosts.returned(ID1, ATYPE)
-    assert ghosts.returns == [1, 0, 0, 0]
-    for place in range(1, 8):
-        ghosts.leaves(ID1 + place, 0, 100_000)
-    assert not ghosts.returned(ID1 + 100, 0)
-    assert ghosts.returned(ID1 + 1, 0)
-    assert ghosts.returns == [1, 0, 0, 1]
-    ghosts.leaves(ID1 + 200, 0, 1 << 20)
-    assert not ghosts.returned(ID1 + 2, 0)
 
 
 def test_an_arena_says_for_how_long_what_it_evicts_was_not_used() -> None:
