@@ -741,7 +741,9 @@ class LoneMiss(LoneFetch):
                 return False
             wanted_edges = max(wanted_edges, single_flight.settings.min_prefix_edges) + 1
             key, fetch_query = (query.id1, query.atype), _prefix(query, min(wanted_edges, limit))
-        elif not isinstance(query, ObjectQuery | CountQuery):
+        elif isinstance(query, ObjectQuery):
+            key = query.id
+        elif not isinstance(query, CountQuery):
             return False
         return cls(misses, receiver, key, query, fetch_query, slot).begin()
 

@@ -120,13 +120,13 @@ class FetchWaiter(ABC):
     def fetch(self, query: Query, *, alone: bool = False) -> None:
         """Have `take` called with the answer to ``query``. A prefix may come from a fetch of another length of the same
         list, unless ``alone``."""
-        key: Hashable = query
+        key: Hashable = query.id if isinstance(query, ObjectQuery) else query
         if not alone and isinstance(query, RangeQuery) and query.pos == 0:
             key = (query.id1, query.atype)  # all prefixes of a list share one fetch at a time, so that none overlap
         minimum = self.minimum
         if minimum and epoch_of(minimum) > self.single_flight.cache.version_epoch(shard_of(query)):
             # The version is of a promotion that is not known here yet, or made up: no other read should wait for it.
-            key = (key, minimum)
+            key = (key, None, minimum)  # no key of a list, which is a pair
         self.fetch_key = key
         self.fetch_query = query
         self.max_joined_minimum = _ANY_VERSION
@@ -234,15 +234,16 @@ class SingleFlight:
     def add_alone(self, lone: LoneFetch) -> bool:
         """Note a fetch that begins now, and give it its ticket. Returns False, and does nothing, when there is another
         fetch of its key, or no room for one more."""
-        settings, key = self.settings, lone.key
-        if key in self._by_key or self.waiting >= settings.max_waiting or len(self._all) >= settings.max_fetches:
+        settings = self.settings
+        if self.waiting >= settings.max_waiting or len(self._all) >= settings.max_fetches:
+            return False
+        if self._by_key.setdefault(lone.key, lone) is not lone:
             return False
         query = lone.fetch_query
         if isinstance(query, ObjectQuery):  # as `ticket`: most are, and each miss is one call less
             lone.ticket = self.cache.ticket("object", query.id, 0, self._clock.monotonic())
         else:
             lone.ticket = self.cache.ticket("list", query.id1, query.atype, self._clock.monotonic())
-        self._by_key[key] = lone
         self._all.add(lone)
         self.waiting += 1
         self.started += 1

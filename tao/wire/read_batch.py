@@ -11,8 +11,8 @@ asks the tier above writes `tao.model.queries` with `encode_queries`. A server r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
-from itertools import accumulate, chain
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from itertools import accumulate, chain, groupby
 from typing import Any, Final, NamedTuple, cast
 
 from tao.model.errors import InvalidArgument, TooLarge
@@ -199,47 +199,66 @@ _OPERATION_OF: Final[dict[type[Query], int]] = {
 def encode_queries(queries: Sequence[tuple[Query, int]], batch: pb.ReadBatch) -> list[int]:
     """Write pairs of a query and its minimum version into an empty batch that asks on behalf of a cache.
 
-    Returns, for each slot, the index of its query. (Queries are written one by one: most batches of misses hold one
-    query, for which columns would cost more.)
-    """
+    Returns, for each slot, the index of its query. Protobuf takes a column at the cost of a few values."""
     order = [0]
     if len(queries) != 1:
         order = sorted(range(len(queries)), key=[_OPERATION_OF[type(query)] for query, _ in queries].__getitem__)
     batch.for_fill = True
-    starts: list[int] = []
-    for slot, index in enumerate(order):
-        query, minimum = queries[index]
-        if minimum:
-            batch.minimum_slots.append(slot)
-            batch.minimum_versions.append(minimum)
-        match query:
-            case ObjectQuery():
-                batch.obj_ids.append(query.id)
-            case CountQuery():
-                batch.count_id1s.append(query.id1)
-                batch.count_atypes.append(query.atype)
-            case RangeQuery():
-                batch.range_id1s.append(query.id1)
-                batch.range_atypes.append(query.atype)
-                batch.range_positions.append(query.pos)
-                batch.range_limits.append(query.limit)
-            case TimeRangeQuery():
-                batch.time_range_id1s.append(query.id1)
-                batch.time_range_atypes.append(query.atype)
-                batch.time_range_highs.append(query.high)
-                batch.time_range_lows.append(query.low)
-                batch.time_range_limits.append(query.limit)
-                starts.append(query.start)
-            case EdgesQuery():
-                batch.get_id1s.append(query.id1)
-                batch.get_atypes.append(query.atype)
-                batch.get_id2_counts.append(len(query.id2s))
-                batch.get_id2s.extend(query.id2s)
-                batch.get_highs.append(query.high)
-                batch.get_lows.append(query.low)
+    minimums = {slot: minimum for slot, index in enumerate(order) if (minimum := queries[index][1])}
+    if minimums:
+        batch.minimum_slots.extend(minimums)
+        batch.minimum_versions.extend(minimums.values())
+    for kind, group in groupby([queries[index][0] for index in order], type):
+        _COLUMNS_OF[kind](batch, list(group))
+    return order
+
+
+# Any: each of these is given queries of its own type alone.
+
+
+def _write_objects(batch: pb.ReadBatch, queries: list[Any]) -> None:
+    batch.obj_ids.extend([query.id for query in queries])
+
+
+def _write_counts(batch: pb.ReadBatch, queries: list[Any]) -> None:
+    batch.count_id1s.extend([query.id1 for query in queries])
+    batch.count_atypes.extend([query.atype for query in queries])
+
+
+def _write_ranges(batch: pb.ReadBatch, queries: list[Any]) -> None:
+    batch.range_id1s.extend([query.id1 for query in queries])
+    batch.range_atypes.extend([query.atype for query in queries])
+    batch.range_positions.extend([query.pos for query in queries])
+    batch.range_limits.extend([query.limit for query in queries])
+
+
+def _write_time_ranges(batch: pb.ReadBatch, queries: list[Any]) -> None:
+    batch.time_range_id1s.extend([query.id1 for query in queries])
+    batch.time_range_atypes.extend([query.atype for query in queries])
+    batch.time_range_highs.extend([query.high for query in queries])
+    batch.time_range_lows.extend([query.low for query in queries])
+    batch.time_range_limits.extend([query.limit for query in queries])
+    starts = [query.start for query in queries]
     if any(starts):
         batch.time_range_starts.extend(starts)
-    return order
+
+
+def _write_edges(batch: pb.ReadBatch, queries: list[Any]) -> None:
+    batch.get_id1s.extend([query.id1 for query in queries])
+    batch.get_atypes.extend([query.atype for query in queries])
+    batch.get_id2_counts.extend([len(query.id2s) for query in queries])
+    batch.get_id2s.extend(chain.from_iterable(query.id2s for query in queries))
+    batch.get_highs.extend([query.high for query in queries])
+    batch.get_lows.extend([query.low for query in queries])
+
+
+_COLUMNS_OF: Final[dict[type[Query], Callable[[pb.ReadBatch, list[Any]], None]]] = {
+    ObjectQuery: _write_objects,
+    CountQuery: _write_counts,
+    RangeQuery: _write_ranges,
+    TimeRangeQuery: _write_time_ranges,
+    EdgesQuery: _write_edges,
+}
 
 
 _numbers = {field.name: field.number for field in pb.ReadBatch.DESCRIPTOR.fields}

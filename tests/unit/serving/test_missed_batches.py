@@ -9,7 +9,7 @@ import pytest
 
 from tao.cache import CacheSettings, GraphCache
 from tao.model.errors import InvalidArgument, TaoError, Unavailable
-from tao.model.queries import Fetched, ObjectQuery
+from tao.model.queries import Fetched
 from tao.routing.fair_shares import ShareSettings
 from tao.serving.miss_answers import BatchSettings
 from tao.serving.misses import Misses, ReadPolicy
@@ -137,7 +137,7 @@ class Asked:
 
     def has_given_up(self, slot: int) -> bool:
         """The miss in the slot waits for a fetch that it does not need any more."""
-        fetch = self.single_flight._by_key[ObjectQuery(slot + 1)]
+        fetch = self.single_flight._by_key[slot + 1]
         (waiter,) = (fetch.opened() if isinstance(fetch, LoneFetch) else fetch).waiters
         return waiter.gone
 
