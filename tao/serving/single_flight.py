@@ -234,16 +234,15 @@ class SingleFlight:
     def add_alone(self, lone: LoneFetch) -> bool:
         """Note a fetch that begins now, and give it its ticket. Returns False, and does nothing, when there is another
         fetch of its key, or no room for one more."""
-        settings = self.settings
-        if self.waiting >= settings.max_waiting or len(self._all) >= settings.max_fetches:
-            return False
-        if self._by_key.setdefault(lone.key, lone) is not lone:
+        settings, key = self.settings, lone.key
+        if key in self._by_key or self.waiting >= settings.max_waiting or len(self._all) >= settings.max_fetches:
             return False
         query = lone.fetch_query
         if isinstance(query, ObjectQuery):  # as `ticket`: most are, and each miss is one call less
             lone.ticket = self.cache.ticket("object", query.id, 0, self._clock.monotonic())
         else:
             lone.ticket = self.cache.ticket("list", query.id1, query.atype, self._clock.monotonic())
+        self._by_key[key] = lone  # not before it has its ticket, without which no other query could join it
         self._all.add(lone)
         self.waiting += 1
         self.started += 1

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from tao.cache import CacheSettings, GraphCache, Stored
+from tao.cache import CacheSettings, FillTicket, GraphCache, Stored
 from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import MAX_TIME
-from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery
+from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery
 from tao.serving.misses import LoneMiss, Miss
 from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.sources import deliver
@@ -42,6 +42,21 @@ async def test_a_source_that_raises_leaves_nothing_behind_and_is_logged(
     assert (rig.misses.single_flight.under_way, rig.misses.single_flight.waiting) == (0, 0)
     rig.source.fault = None
     await answer(rig.misses, ObjectQuery(A), 0, critical=False)
+
+
+@pytest.mark.parametrize("query", [ObjectQuery(A), CountQuery(A, COMMENT)])
+async def test_a_ticket_that_cannot_be_taken_leaves_nothing_behind(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, query: Query
+) -> None:
+    def broken(*_: object) -> FillTicket:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GraphCache, "ticket", broken)
+        with pytest.raises(MemoryError):
+            await answer(rig.misses, query, 0, critical=False)
+    assert (rig.misses.single_flight.under_way, rig.misses.single_flight.waiting) == (0, 0)
+    await answer(rig.misses, query, 0, critical=False)
 
 
 async def test_an_exception_while_storing_fails_all_waiters_and_is_logged(
