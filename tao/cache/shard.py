@@ -58,6 +58,7 @@ class CachedShard:
 
     __slots__ = (
         "_arenas",
+        "_former_arenas",
         "_list_tables",
         "_object_tables",
         "_settings",
@@ -91,7 +92,8 @@ class CachedShard:
     def _reset(self, shard_epoch: int) -> None:
         self.shard_epoch = shard_epoch
         self._object_tables: dict[str, EntryTable] = {}
-        self._tables_by_otype: dict[int, EntryTable] = {}  # of the types that have been put since the schema changed
+        self._tables_by_otype: dict[int, EntryTable] = {}  # in which each type is put, from its first object on
+        self._former_arenas: dict[int, set[str]] = {}  # where objects may be that were put by an earlier schema
         self._list_tables: dict[int, tuple[EntryTable, CountTable]] = {}
         self.lists: dict[int, dict[int, bytes]] = {}
         self.counts: dict[int, PackedCounts] = {}
@@ -126,20 +128,31 @@ class CachedShard:
             self.counts.pop(atype, None)
         self.filters.invalidate(atypes)
         self.pairs.discard(atypes)
+        if otypes:
+            self._invalidate_objects(otypes)
+
+    def _invalidate_objects(self, otypes: Collection[int]) -> None:
         # Absent objects have no type and lie in the default arena. They may be of one of these types.
-        for name in {self._arenas.for_object(otype).name for otype in (0, *otypes)} if otypes else ():
+        names = {self._arenas.for_object(otype).name for otype in (0, *otypes)}
+        for otype in otypes:
+            names |= self._former_arenas.pop(otype, set())
+        for name in names:
             held = self._object_tables.pop(name, None)
             if held is not None:
                 held.retire()
-        self._tables_by_otype.clear()
+        for otype in [otype for otype, table in self._tables_by_otype.items() if table.arena.name in names]:
+            del self._tables_by_otype[otype]
         default = self._object_tables.get(self._arenas.for_object(0).name)
         self.objects = _NO_ENTRIES if default is None else default.entries
         self.other_objects = tuple(table.entries for table in self._object_tables.values() if table is not default)
 
     def follow_types(self) -> None:
         """Follow a new schema: drop the tables of association types that it puts into another arena, and put objects
-        into those that it chooses."""
-        self._tables_by_otype.clear()
+        into those that it chooses. Objects that are held stay where they are, beside others in one table."""
+        for otype, objects in list(self._tables_by_otype.items()):
+            if objects.arena is not self._arenas.for_object(otype):
+                self._former_arenas.setdefault(otype, set()).add(objects.arena.name)
+                del self._tables_by_otype[otype]
         for atype, pair in list(self._list_tables.items()):
             if pair[0].arena is not self._arenas.for_list(atype):
                 for table in pair:

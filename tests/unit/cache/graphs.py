@@ -18,11 +18,12 @@ SMALL_LIMIT = 3
 class Types:
     """Objects of type 2 and lists of type 9 have an arena of their own."""
 
-    def __init__(self, special_list: int = 9) -> None:
+    def __init__(self, special_list: int = 9, special_object: int = 2) -> None:
         self._special_list = special_list
+        self._special_object = special_object
 
     def object_arena(self, otype: int) -> str:
-        return "special" if otype == 2 else "default"
+        return "special" if otype == self._special_object else "default"
 
     def list_arena(self, atype: int) -> str:
         return "special" if atype == self._special_list else "default"

@@ -8,7 +8,18 @@ from tao.cache import Applied, GraphCache, Stored
 from tao.model.changes import ShardInvalidation
 from tao.model.edge_block import PREFIX, encode_block
 from tao.model.graph import ABSENT, encode_object
-from tests.unit.cache.graphs import ATYPE, ID1, SHARD, SMALL_ATYPE, edges_of, open_cache, store_list, store_object, v
+from tests.unit.cache.graphs import (
+    ATYPE,
+    ID1,
+    SHARD,
+    SMALL_ATYPE,
+    Types,
+    edges_of,
+    open_cache,
+    store_list,
+    store_object,
+    v,
+)
 
 ABSENT_ID, SPECIAL_ID = ID1 + 64, ID1 + 128
 
@@ -50,6 +61,31 @@ def test_objects_of_an_arena_of_their_own_outlive_those_of_the_default_one(cache
     assert cache.objects([SPECIAL_ID, ID1]) == [cache.object(SPECIAL_ID), None]
     store_object(cache, v(1))
     assert cache.object(ID1) is not None
+
+
+@pytest.mark.parametrize("unrelated", [(), (3,)])
+def test_objects_put_before_a_schema_moved_their_type_to_another_arena_go_too(
+    cache: GraphCache, unrelated: tuple[int, ...]
+) -> None:
+    invalidate_types(cache, otypes=unrelated, atypes=(SMALL_ATYPE,))
+    cache.set_types(Types(special_object=3))
+    cache.set_types(Types(special_object=4))
+    invalidate_types(cache, atypes=(ATYPE,))
+    assert cache.object(SPECIAL_ID) is not None
+    invalidate_types(cache, otypes=(2,))
+    assert cache.object(SPECIAL_ID) is None
+
+
+def test_objects_go_into_the_arena_that_a_new_schema_chooses(cache: GraphCache) -> None:
+    cache.set_types(Types(special_object=1))
+    store_object(cache, v(2), b"new")
+    assert [arena.objects for arena in cache.arenas()] == [1, 2]
+    assert cache.object(ID1) == encode_object(v(2), 1, b"new")
+    invalidate_types(cache, otypes=(2,))  # in the default arena from now on, where absent ones are
+    store_object(cache, v(3), b"newer")
+    assert cache.object(ID1) == encode_object(v(3), 1, b"newer")
+    invalidate_types(cache, otypes=(1,))
+    assert cache.objects([ID1, ABSENT_ID, SPECIAL_ID]) == [None, None, None]
 
 
 def test_a_fill_begun_before_is_answered_and_not_kept(cache: GraphCache) -> None:
