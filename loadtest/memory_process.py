@@ -46,7 +46,7 @@ class MemoryJob(msgspec.Struct, frozen=True):
     async def work(self, report: StepReport) -> dict[str, float]:
         """Do the job, and return its figures."""
         if self.core == "python":
-            for core in ("packed_core", "answers_core"):
+            for core in ("packed_core", "answers_core", "records_core"):
                 sys.modules[f"tao.cache.{core}"] = None  # type: ignore[assignment]  # as where nothing was compiled
         return hit_figures(self) if self.what == "hits" else memory_figures(self)
 
