@@ -11,7 +11,7 @@ Writes and critical reads fail with `MASTER_READ_ONLY` from the first step to th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tao.model.errors import OperatorError, TaoError, TopologyConflict
+from tao.model.errors import OperatorError, TaoError
 from tao.model.ids import PROMOTION_AHEAD_MS
 from tao.model.ports import TopologyStore
 from tao.model.topology import Database, Topology
@@ -29,6 +29,7 @@ from tao.replication.kept_sessions import KeptSessions
 from tao.replication.lease import LeaseTerms, grant_lease, lease_terms, server_unix_ms
 from tao.replication.locks import LockHold, Locks, hold_exclusively, mastership_lock
 from tao.replication.lost_master import LostMaster
+from tao.replication.mastership_changes import keep_master, name_master
 from tao.replication.promotion_plan import (
     MasterAnswers,
     PromotionRefused,
@@ -36,15 +37,17 @@ from tao.replication.promotion_plan import (
     SetMember,
     check_before,
     check_fenced,
+    check_goes_on,
     check_kept,
     check_lost,
-    check_not_overtaken,
     check_rejoin,
     check_reported,
     check_seeded,
     choose,
     choose_catch_up_target,
     is_fenced_by_replicas,
+    overtaking,
+    promoted_only_in_rows,
     unfinished,
 )
 from tao.replication.replication_set import ReplicationSet, SetAccounts, find_database
@@ -71,8 +74,6 @@ _RECENT_SECONDS: Final = 0.5
 2.5 s."""
 _MAX_WAITS: Final = 3
 """Most waits for a lease. A replica that restarts during one makes another one necessary."""
-_MAX_CONFLICTS: Final = 20
-"""Bound on conflicting changes of the document. Each takes milliseconds, and no server is open to writes meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +292,6 @@ class Promoter:
                 f"{replicas.master.name} waits for a replica, and no server can follow it: they have transactions "
                 "that it lacks. Seed one anew (tao reseed)"
             )
-        self._check_not_overtaken(replicas, members, region)
         return await self.restore(database)
 
     async def wait_for_replicas(self, database: str) -> None:
@@ -567,32 +567,13 @@ class Promoter:
             )
         await self._begin(replicas, PromotionStep.TOPOLOGY)
         read_at = asyncio.get_running_loop().time()
-        change = self._change_topology(replicas, region, epoch, lost)
+        change = name_master(self._store, replicas, region, epoch, lost)
         topology, unix_ms = await both(change, replicas.unix_ms(region))
         changed = self._set_of(topology, replicas.database.name)
         # The lease of a lost master is over, so it answers no critical read.
         settle = not (lost and prepared.terms.seconds)
         installed = _Installed(prepared.terms, unix_ms, read_at, lost)
         return await self._open(changed, settle=settle, installed=installed)
-
-    async def _change_topology(self, replicas: ReplicationSet, region: str, epoch: int, lost: str) -> Topology:
-        """Store the promotion by compare-and-set, and retry when something else in the document changed at the same
-        time: marks do when a region fails. Returns the document as it is now."""
-        database = replicas.database
-        conflicts = 0
-        while True:
-            topology = await self._store.load()
-            replicas.check_hold()
-            found = find_database(topology, database.name)
-            if found.servers[found.master_region].name != replicas.master.name:
-                raise OperatorError(f"the master of {database.name} was changed by somebody else meanwhile")
-            try:
-                promoted = edits.promote(topology, database.name, region, epoch, lost)
-                return await self._store.change(topology.version, promoted)
-            except TopologyConflict:
-                conflicts += 1
-                if conflicts == _MAX_CONFLICTS:
-                    raise
 
     # ---- the state that the topology describes -----------------------------------------------------------------------
 
@@ -602,33 +583,15 @@ class Promoter:
         """``before``: how the servers were when a run began that is undone."""
         members = await replicas.members()
         master = next(member for member in members if member.is_master)
-        others = [member for member in members if not member.is_master and member.state is not None]
         epochs, without_tables = await replicas.epochs_as_masters(members)
         region = unfinished(members, epochs, replicas.database.version_epoch)
         if region is not None:
-            self._check_not_overtaken(replicas, members, region)
-            if master.state is None:
-                # It may answer critical reads: its lease may have been renewed since the interrupted run.
-                await self._begin(replicas, PromotionStep.OUTLAST)
-                now = asyncio.get_running_loop().time()
-                await self._wait_for_lease(replicas, others, last_renewal, now, asyncio.Event())
-                _, master = await replicas.beside_master(region)
-            if master.state is not None:
-                await replicas.close(master.region)
-            chosen = next(member for member in others if member.region == region)
-            await self._apply_and_detach(replicas, chosen)
-            # The old master may have been lost when the interrupted run began.
-            lost = "" if master.state is not None else master.name
-            prepared = await self._prepare(replicas, chosen)
-            await self._begin(replicas, PromotionStep.RAISE_EPOCH)
-            done = await self._install(replicas, chosen, prepared, lost, lacks_commits=True)
+            done = await self._end_interrupted(replicas, region, members, epochs, last_renewal)
             return msgspec.structs.replace(done, without_tables=without_tables)
         if master.state is None:
             # It is there when it refuses, and perhaps otherwise, out of the reach of this process alone. As long as its
-            # replicas are stopped its commits wait, and none of them can tell the next run that it hears from it. But
-            # an earlier run may have raised the epoch of one that does not answer: what the others acknowledged from
-            # now on would be lost when that promotion is finished.
-            answering = len(others) == len(members) - 1
+            # replicas are stopped its commits wait, and none of them can tell the next run that it hears from it.
+            answering = all(member.state is not None or member.is_master for member in members)
             left = await give_back(replicas, before) if answering else {}
             detail = "".join(f"; {name} does not receive from it: {why}" for name, why in left.items())
             what = "refuses this process" if master.refuses else "does not answer"
@@ -640,11 +603,49 @@ class Promoter:
             )
         return msgspec.structs.replace(await self._open(replicas, settle=False), without_tables=without_tables)
 
-    def _check_not_overtaken(self, replicas: ReplicationSet, members: Sequence[SetMember], region: str) -> None:
-        """Raise `PromotionRefused` when finishing the promotion of that region's server would lose acknowledged writes.
-        Without `semi_sync` those that its old master had not sent yet are lost with it anyway."""
-        if replicas.database.semi_sync:
-            check_not_overtaken(next(member for member in members if member.region == region), members)
+    async def _end_interrupted(
+        self,
+        replicas: ReplicationSet,
+        region: str,
+        members: Sequence[SetMember],
+        epochs: Mapping[str, int],
+        last_renewal: LastRenewal | None,
+    ) -> PromotionResult:
+        """Finish the interrupted promotion of a region's server, or open the old master under an epoch above it if that
+        may have acknowledged what the server lacks. Raises `PromotionRefused` when neither is safe."""
+        members = await asyncio.gather(*map(replicas.as_successor, members))
+        master = next(each for each in members if each.is_master)
+        promoted = promoted_only_in_rows(members, epochs, replicas.database.version_epoch)
+        opened = [each.name for each in promoted if await replicas.was_opened(each)]
+        why = overtaking(region, members, opened, semi_sync=replicas.database.semi_sync)
+        if why:
+            check_goes_on(members, promoted, opened, why)
+            await replicas.close(master.region)
+            await self._begin(replicas, PromotionStep.TOPOLOGY)
+            # The master's rows are raised before it is opened, by the next run if this one ends here.
+            kept = self._set_of(await keep_master(self._store, replicas, epochs), replicas.database.name)
+            return await self._open(kept, settle=False)
+        if master.state is None:
+            # It may answer critical reads: its lease may have been renewed since the interrupted run.
+            await self._begin(replicas, PromotionStep.OUTLAST)
+            others = [each for each in members if not each.is_master and each.state is not None]
+            now = asyncio.get_running_loop().time()
+            await self._wait_for_lease(replicas, others, last_renewal, now, asyncio.Event())
+            _, master = await replicas.beside_master(region)
+        if master.state is not None:
+            await replicas.close(master.region)
+        # Only now has the old master everything that it will ever have.
+        members = await asyncio.gather(*map(replicas.as_successor, await replicas.members()))
+        why = overtaking(region, members, opened, semi_sync=replicas.database.semi_sync)
+        if why:
+            raise PromotionRefused(f"{master.name} was open until now, and {why}: the next run opens it again")
+        chosen = next(each for each in members if each.region == region)
+        await self._apply_and_detach(replicas, chosen)
+        # The old master may have been lost when the interrupted run began.
+        lost = "" if master.state is not None else master.name
+        prepared = await self._prepare(replicas, chosen)
+        await self._begin(replicas, PromotionStep.RAISE_EPOCH)
+        return await self._install(replicas, chosen, prepared, lost, lacks_commits=True)
 
     async def _open(
         self, replicas: ReplicationSet, *, settle: bool, installed: _Installed | None = None

@@ -266,15 +266,60 @@ def check_has_all(chosen: SetMember, other: SetMember) -> None:
         raise PromotionRefused(f"{chosen.name} lacks {lack}, which {other.name} has received meanwhile")
 
 
-def check_not_overtaken(chosen: SetMember, members: Sequence[SetMember]) -> None:
-    """Raise `PromotionRefused` when another server has received something that ``chosen`` lacks, whose promotion was
-    interrupted. The old master was opened again while ``chosen`` was away, and may have acknowledged it."""
+def promoted_only_in_rows(
+    members: Sequence[SetMember], epochs: Mapping[str, int], version_epoch: int
+) -> list[SetMember]:
+    """Return the servers whose rows name them as master under an epoch above the topology's (``epochs``, as in
+    `unfinished`): their promotions were interrupted, or the topology has forgotten them."""
+    return [each for each in members if not each.is_master and epochs.get(each.name, 0) > version_epoch]
+
+
+def overtaking(region: str, members: Sequence[SetMember], opened: Collection[str], *, semi_sync: bool) -> str:
+    """Return why the interrupted promotion of a region's server may not be finished, or an empty string: its old master
+    may have gone on while the server was away, and somebody has, or may have, what was acknowledged then.
+
+    The old master has all of that. Where it is silent, what it acknowledged under ``semi_sync`` another server has;
+    otherwise what it has not sent is lost with it anyway. ``opened``: those of `promoted_only_in_rows` that were open
+    to writes. The topology has forgotten their promotion, and what the former master has alone nobody is to keep."""
+    master = _master(members)
+    chosen = next(each for each in members if each.region == region)
     for other in members:
-        lack = "" if other.is_master or not other.is_complete else _lack(chosen, other)
+        if other.is_outdated or (chosen.name in opened if other.is_master else not semi_sync):
+            continue
+        if other.state is None and master.state is None and not other.is_master:
+            vouch = f"tao promote --master-lost --without {other.name}, when it certainly has not"
+            return f"{other.name} does not answer, and may have received something since ({vouch})"
+        lack = _lack(chosen, other) if other.is_complete else ""
+        if lack:
+            return f"{other.name} has {lack}, which {chosen.name} lacks"
+    return ""
+
+
+def check_goes_on(
+    members: Sequence[SetMember], promoted: Sequence[SetMember], opened: Collection[str], why: str
+) -> None:
+    """Check that the old master may go on in place of the ``promoted`` servers (`promoted_only_in_rows`): it has
+    everything that was acknowledged. Raises `PromotionRefused`. ``opened`` and ``why``: as in `overtaking`."""
+    master = _master(members)
+    names = " and ".join(each.name for each in promoted)
+    what = f"the promotion of {names} was interrupted, and {why}: to finish it could lose that"
+    if opened:
+        raise PromotionRefused(
+            f"{what}. But {' and '.join(opened)} was open to writes, too: look at what both have, and run tao reseed "
+            "for the one that is to lose what it has"
+        )
+    if master.state is None or master.state.following is not None:
+        state = f"does not answer ({master.error})" if master.state is None else "follows another server"
+        raise PromotionRefused(
+            f"{what}, and the old master {master.name} {state}. Bring it back, and it goes on; if it is lost, run "
+            f"tao reseed {names}, and another server takes its place"
+        )
+    for each in members:
+        lack = _lack(master, each) if each.is_fit and each not in promoted else ""
         if lack:
             raise PromotionRefused(
-                f"the promotion of {chosen.name} was interrupted, and {other.name} has received {lack} since: to "
-                f"finish it would lose that. Run tao reseed {chosen.name}; then the old master is opened again"
+                f"{what}, and the old master {master.name} lacks {lack} of {each.name}: look at what both have, and "
+                "run tao reseed for the one that is to lose what it has"
             )
 
 

@@ -362,20 +362,29 @@ class ReplicationSet:
             await revoke_lease(session, deadline=self.statement_deadline())
             await attach(session, source, deadline=self.statement_deadline())
 
-    async def epoch_as_master(self, region: str) -> int:
+    async def epoch_as_master(self, region: str, *, taken: bool = False) -> int:
         """Return the highest version epoch in the shard rows that name the server itself as master; 0 for none.
+        ``taken``: in those that a leader has taken under that epoch, so that the server was open.
 
         Other rows say nothing about a promotion of the server: a shard that was moved here has an epoch of its own,
         above the database's. Raises `TaoError`."""
         name = self.database.places[region].name
         async with self.session(region) as session:
-            return await highest_epoch(session, self.shards, master=name, deadline=self.statement_deadline())
+            deadline = self.statement_deadline()
+            return await highest_epoch(session, self.shards, master=name, taken=taken, deadline=deadline)
+
+    async def was_opened(self, promoted: SetMember) -> bool:
+        """Return whether a server that the topology does not know as master is open, or was, under the epoch of its
+        own rows: each write needs a leader that has taken the shard. Raises `TaoError`."""
+        is_open = promoted.state is not None and not promoted.state.read_only
+        return is_open or await self.epoch_as_master(promoted.region, taken=True) > self.database.version_epoch
 
     async def as_successor(self, member: SetMember) -> SetMember:
         """Return the server, marked as outdated (`SetMember.is_outdated`) if it does not follow the present master and
         its shard rows do not name that one either. A replica that an interrupted promotion detached still has those
         rows. Raises `TaoError`."""
-        if member.state is None or self.follows(member, self.database.master_region) or not self.shards:
+        follows = self.follows(member, self.database.master_region)
+        if member.is_master or member.state is None or follows or not self.shards:
             return member
         async with self.session(member.region) as session:
             try:

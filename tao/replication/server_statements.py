@@ -523,11 +523,13 @@ async def apply_received(session: DatabaseSession, *, deadline: float) -> None:
     await wait_for_position(session, status.received, deadline=deadline)
 
 
-async def highest_epoch(session: DatabaseSession, shards: Sequence[int], *, master: str = "", deadline: float) -> int:
+async def highest_epoch(
+    session: DatabaseSession, shards: Sequence[int], *, master: str = "", taken: bool = False, deadline: float
+) -> int:
     """Return the highest version epoch in the shards' rows; with ``master``, in those that name this server as
-    master."""
+    master; with ``taken``, in those that a leader has taken since their epoch was raised."""
     highest = 0
-    where = " AND master_server = %s" if master else ""
+    where = (" AND master_server = %s" if master else "") + (" AND owner <> ''" if taken else "")
     for some in _groups(shards):
         union = " UNION ALL ".join(
             f"(SELECT version_epoch FROM {schema_name(s)}.shard WHERE only_row = 1{where})" for s in some
@@ -561,10 +563,11 @@ async def raise_epoch(
     lost_ids: LostIds | None = None,
     deadline: float,
 ) -> None:
-    """Write the master, the version epoch and a new generation into the shards' rows, in batches.
+    """Write the master, the version epoch and a new generation without an owner into the shards' rows, in batches.
 
     This fences off the former owners of the shards, and all later versions are above any that were ever assigned. Rows
-    that are up to date are left alone. The server stays closed to leaders.
+    that are up to date are left alone. The server stays closed to leaders, so a row without an owner also says that
+    nothing was written under its epoch.
 
     ``other_servers``: the servers of other databases. A row that names one of them is the fence of a move
     (`tao.replication.shard_move`), and is left to those who undo the move.
@@ -594,7 +597,7 @@ async def raise_epoch(
                 values += [until, master, version_epoch, *([fences] if fences else ()), RESERVED_AHEAD_MS, until]
             statements.append(
                 f"UPDATE {schema}.shard SET master_server = %s, version_epoch = GREATEST(version_epoch, %s), "
-                f"generation = generation + 1 WHERE {outdated}"
+                f"owner = '', generation = generation + 1 WHERE {outdated}"
             )
             values += [master, version_epoch, master, version_epoch, *([fences] if fences else ())]
         await session.run(f"START TRANSACTION; {'; '.join(statements)}; COMMIT", values, deadline=deadline)

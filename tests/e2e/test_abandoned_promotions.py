@@ -19,7 +19,15 @@ from tao.replication.server_statements import MemberState, member_state, stop_re
 from tao.topology import edits
 from tao.topology.file_store import TopologyFile
 from tests.rigs.pacing import PATIENT_SECONDS
-from tests.rigs.replication_rig import EAST, WEST, ReplicationRig, assert_is_master, replication_rig, statement_deadline
+from tests.rigs.replication_rig import (
+    EAST,
+    WEST,
+    Killed,
+    ReplicationRig,
+    assert_is_master,
+    replication_rig,
+    statement_deadline,
+)
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.waiting]
 
@@ -68,6 +76,35 @@ async def test_a_promotion_that_fails_late_lets_the_old_master_go_on(rig: Replic
         with pytest.raises(DeadlineExceeded):
             await rig.promoter(fail).promote("db", PromotionRequest(WEST))
         await assert_is_master(rig, EAST, WEST)
+
+
+async def test_an_interrupted_promotion_is_given_up_when_the_old_master_has_gone_on_without_its_server(
+    rig: ReplicationRig,
+) -> None:
+    async def die(step: PromotionStep) -> None:
+        if step is PromotionStep.TOPOLOGY:
+            raise Killed
+
+    async def take(region: str) -> None:
+        async with rig.session(region) as session:
+            await session.run("UPDATE tao_00000.shard SET owner = 'east-l'; COMMIT", deadline=statement_deadline())
+
+    await take(EAST)
+    with pytest.raises(Killed):
+        await rig.promoter(die).promote("db", PromotionRequest(WEST))
+    await rig.servers[WEST].kill()
+    await rig.promoter().restore("db")
+    await rig.write(EAST, 100)  # nobody else has it
+    await rig.servers[WEST].start()
+    done = await rig.promoter().restore("db")
+    assert (done.master, [*done.left]) == (EAST, [WEST])
+    assert await rig.open_servers() == {EAST}
+    assert await rig.written(EAST) == {100}
+    assert rig.database.version_epoch == done.version_epoch > 2, "above the epoch that the west was given"
+    ((master, epoch),) = await rig.rows(EAST, "SELECT master_server, version_epoch FROM tao_00000.shard")
+    assert (master.decode(), epoch) == (EAST, done.version_epoch)
+    await rig.reseeder().seed(WEST)
+    await assert_is_master(rig, EAST, WEST)
 
 
 async def test_a_mark_set_during_a_promotion_does_not_restart_it(rig: ReplicationRig) -> None:

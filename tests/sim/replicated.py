@@ -55,6 +55,8 @@ class Server:
     master_row: str = ""
     epoch: int = 1
     epoch_raised_at: float = 0.0
+    is_taken: bool = True
+    """A leader has taken the shard since its epoch was raised."""
     waits: bool = False
     terms: LeaseTerms = field(default_factory=LeaseTerms)
     lease_ends: float = 0.0
@@ -226,10 +228,10 @@ class Machines:
         for replica in self.servers.values():
             if replica.following is master and replica.io_runs and not self.is_cut(master.name, replica.name):
                 delay = self.one_way_seconds(master.name, replica.name)
-                rows = master.epoch, master.master_row
+                rows = master.epoch, master.master_row, master.is_taken
                 self.loop.call_later(delay, self._receive, replica, master, dict(master.log), rows)
 
-    def _receive(self, replica: Server, master: Server, log: dict[int, int], rows: tuple[int, str]) -> None:
+    def _receive(self, replica: Server, master: Server, log: dict[int, int], rows: tuple[int, str, bool]) -> None:
         is_following = replica.following is master and replica.io_runs and replica.runs
         if not is_following or self.is_cut(master.name, replica.name):
             return
@@ -238,8 +240,8 @@ class Machines:
             return
         for server, last in log.items():
             replica.log[server] = max(replica.log.get(server, 0), last)
-        if rows[0] > replica.epoch:
-            replica.epoch, replica.master_row = rows
+        if rows[0] > replica.epoch or rows[:2] == (replica.epoch, replica.master_row):
+            replica.epoch, replica.master_row, replica.is_taken = rows
         delay = self.one_way_seconds(master.name, replica.name)
         self.loop.call_later(delay, self._acknowledge, replica, master, log.get(master.number, 0))
 
@@ -362,12 +364,12 @@ def statements(machines: Machines) -> list[Substitution]:
 
     def raise_epoch(server: Server, _: object, master: str, epoch: int, **__: object) -> None:
         if server.master_row != master or server.epoch < epoch:
-            server.master_row, server.epoch = master, max(server.epoch, epoch)
+            server.master_row, server.epoch, server.is_taken = master, max(server.epoch, epoch), False
             server.epoch_raised_at = loop.now
             server.log[server.number] = next(machines.numbers)
 
-    def highest_epoch(server: Server, _: object, *, master: str = "") -> int:
-        return server.epoch if master in ("", server.master_row) else 0
+    def highest_epoch(server: Server, _: object, *, master: str = "", taken: bool = False) -> int:
+        return server.epoch if master in ("", server.master_row) and server.is_taken >= taken else 0
 
     by_original: dict[Any, Statement] = {
         server_statements.attach: attach,
@@ -463,6 +465,7 @@ async def write(machines: Machines, server: Server, timeout_seconds: float) -> i
             raise OperatorError(f"{at.name} is no master")
         number = next(machines.numbers)
         at.log[at.number] = number
+        at.is_taken = True
         waiting: asyncio.Future[None] | None = machines.loop.create_future() if at.waits else None
         # Nothing stops a server that wakes up too late to be asked by the promotion, until its event runs.
         woke = at.stands_still_until

@@ -126,6 +126,20 @@ def test_a_promotion_that_nobody_finishes_because_its_old_master_answers_again_i
     assert _first("rack cut off", regions=1, seed=85).stuck
 
 
+def _never_goes_on(*_: object) -> None:
+    raise PromotionRefused("the old master has gone on without it")
+
+
+def test_an_old_master_that_has_overtaken_an_interrupted_promotion_and_stays_closed_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It answered again before the promotion was finished, and a replica rejoined."""
+    seed = 13_009_653
+    assert not play_hour(seed).violations
+    monkeypatch.setattr(promotion, "check_goes_on", _never_goes_on)
+    assert play_hour(seed).stuck
+
+
 def _follows_nobody(member: SetMember) -> bool:
     return member.state is None or member.state.following is None
 

@@ -1,4 +1,4 @@
-"""A lost master is replaced also while shards lack a table of the newest release, which may be installed just then."""
+"""What a promotion writes into the rows of shards, also while they lack a table of the newest release."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tao.devcluster.database import DatabaseInstance
-from tao.replication.server_statements import LostIds, raise_epoch, schemas_with_reserved_ids
+from tao.replication.server_statements import LostIds, highest_epoch, raise_epoch, schemas_with_reserved_ids
 from tao.storage.migrations import migrate
 from tao.storage.names import schema_name
 from tao.storage.session import DatabaseSession, ServerAccount, open_session
@@ -53,3 +53,17 @@ async def test_the_epoch_rises_where_a_shard_has_no_table_of_reserved_ids(admini
         f"SELECT reserved_unix_ms FROM {schema_name(NEW)}.reserved_ids; COMMIT", deadline=_deadline()
     )
     assert reserved == [(5_000,)]
+
+
+async def test_a_row_says_whether_a_leader_has_taken_the_shard_since_its_epoch_was_raised(
+    administrator: DatabaseSession,
+) -> None:
+    async def taken_under(master: str) -> int:
+        return await highest_epoch(administrator, (OLD, NEW), master=master, taken=True, deadline=_deadline())
+
+    for epoch, master in ((7, "two"), (8, "one")):
+        await raise_epoch(administrator, (OLD, NEW), master, epoch, deadline=_deadline())
+        assert await taken_under(master) == 0
+        await administrator.run(f"UPDATE {schema_name(NEW)}.shard SET owner = 'leader'; COMMIT", deadline=_deadline())
+        assert await taken_under(master) == epoch
+        assert await taken_under("somebody else") == 0

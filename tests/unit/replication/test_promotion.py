@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from functools import partialmethod
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
-from tao.model.errors import OperatorError, TopologyError, Unavailable
+from tao.model.errors import OperatorError, TopologyConflict, TopologyError, Unavailable
 from tao.model.ports import TopologyStore
 from tao.model.topology import CacheServer, Region, Tier, Topology
 from tao.replication import promotion
@@ -21,6 +21,7 @@ from tao.replication.concurrent_steps import both
 from tao.replication.lease import LeaseTerms
 from tao.replication.locks import FileLocks, mastership_lock
 from tao.replication.lost_master import LostMaster
+from tao.replication.mastership_changes import name_master
 from tao.replication.promotion import (
     OnStep,
     Promoter,
@@ -258,11 +259,19 @@ async def test_an_interrupted_promotion_is_finished_only_when_the_lease_of_a_sil
         done.append("install")
         raise Unavailable("the rest is not of interest")
 
+    async def as_successor(_: ReplicationSet, member: SetMember) -> SetMember:
+        return member
+
+    async def was_opened(*_: object) -> bool:
+        return False
+
     for name, instead in (
         ("members", all_members),
         ("epochs_as_masters", epochs_as_masters),
         ("close", close),
         ("beside_master", beside_master),
+        ("as_successor", as_successor),
+        ("was_opened", was_opened),
     ):
         monkeypatch.setattr(ReplicationSet, name, instead)
     promoter = promoter_of(tmp_path)
@@ -539,29 +548,89 @@ def _have_commits_wait(topology_file: Path) -> None:
     topology_file.write_text(dump_topology(replace(stored, databases=(waits,))))
 
 
+class Interrupted:
+    """A promotion of the west that was interrupted when its epoch had been raised to 9, without any database. ``done``:
+    what is done next."""
+
+    def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch, *members: SetMember) -> None:
+        self.done = list[str]()
+        self.file = file
+
+        async def all_members(_: ReplicationSet) -> object:
+            return members
+
+        async def epochs_as_masters(*_: object) -> object:
+            return {"west-db": 9}, {}
+
+        async def close(_: ReplicationSet, region: str) -> None:
+            self.done.append(f"close {region}")
+
+        async def is_not_opened(*_: object) -> bool:
+            return False
+
+        async def as_successor(_: ReplicationSet, member: SetMember) -> SetMember:
+            return member
+
+        async def apply_and_detach(_: Promoter, __: ReplicationSet, chosen: SetMember) -> None:
+            self.done.append(f"finish {chosen.region}")
+            raise Unavailable("the rest is not of interest")
+
+        async def open_master(_: Promoter, replicas: ReplicationSet, **__: object) -> None:
+            self.done.append(f"open {replicas.master.name} under {replicas.database.version_epoch}")
+            raise Unavailable("the rest is not of interest")
+
+        for name, instead in (
+            ("members", all_members),
+            ("epochs_as_masters", epochs_as_masters),
+            ("close", close),
+            ("was_opened", is_not_opened),
+            ("as_successor", as_successor),
+        ):
+            monkeypatch.setattr(ReplicationSet, name, instead)
+        monkeypatch.setattr(Promoter, "_apply_and_detach", apply_and_detach)
+        monkeypatch.setattr(Promoter, "_open", open_master)
+
+
 @pytest.mark.parametrize("overtaken", [False, True])
-async def test_an_interrupted_promotion_is_not_finished_once_the_old_master_has_gone_on_without_it(
-    topology_file: Path, monkeypatch: pytest.MonkeyPatch, overtaken: bool
+@pytest.mark.parametrize("semi_sync", [False, True])
+@pytest.mark.parametrize("bring", [Promoter.restore, Promoter.finish])
+async def test_an_interrupted_promotion_is_undone_once_the_old_master_has_gone_on_without_it(
+    topology_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    overtaken: bool,
+    semi_sync: bool,
+    bring: Callable[[Promoter, str], Awaitable[object]],
 ) -> None:
     """The server whose epoch was raised did not answer for a while, so the old master was opened again."""
-    _have_commits_wait(topology_file)
+    if semi_sync:
+        _have_commits_wait(topology_file)
+    has = "1-1-2" if overtaken else "1-1-1"
+    members = (
+        master(has, closed=True),
+        replica("west", "1-1-1,2-2-9", alone=True),
+        replica("north", has, receiving=True),
+    )
+    interrupted = Interrupted(topology_file, monkeypatch, *members)
+    with pytest.raises(Unavailable):
+        await bring(promoter_at(topology_file), "db")
+    assert interrupted.done == ["close east", "open east-db under 10" if overtaken else "finish west"]
 
-    async def members(_: ReplicationSet) -> object:
-        north = replica("north", "1-1-2" if overtaken else "1-1-1", receiving=True)
-        return [master("1-1-2", closed=True), replica("west", "1-1-1,2-2-9", alone=True), north]
 
-    async def epochs_as_masters(*_: object) -> object:
-        return {"west-db": 9}, {}
-
-    async def opened(*_: object, **__: object) -> None:
-        raise PromotionRefused("it goes on")
-
-    monkeypatch.setattr(ReplicationSet, "members", members)
-    monkeypatch.setattr(ReplicationSet, "epochs_as_masters", epochs_as_masters)
-    monkeypatch.setattr(ReplicationSet, "close", opened)
-    for bring in (promoter_at(topology_file).restore, promoter_at(topology_file).finish):
-        with pytest.raises(PromotionRefused, match="tao reseed west-db" if overtaken else "it goes on"):
-            await bring("db")
+async def test_the_run_that_was_interrupted_cannot_make_its_server_master_any_more_once_the_old_one_goes_on(
+    topology_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its compare-and-set was on its way, and is repeated when it has lost against another one."""
+    began = promoter_at(topology_file)
+    replicas = await began._set("db")
+    late = await began._store.load()
+    members = master("1-1-2", closed=True), replica("west", "1-1-1,2-2-9", alone=True), replica("north", None)
+    Interrupted(topology_file, monkeypatch, *members)
+    with pytest.raises(Unavailable):
+        await promoter_at(topology_file).restore("db")
+    with pytest.raises(TopologyConflict):
+        await began._store.change(late.version, edits.promote(late, "db", "west", 9))
+    with pytest.raises(TopologyError, match="not above 10"):
+        await name_master(began._store, replicas, "west", 9, "")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -18,11 +19,14 @@ from tao.replication.promotion_plan import (
     ServerSeeding,
     SetMember,
     check_before,
+    check_goes_on,
     check_has_all,
     check_kept,
     check_rejoin,
     choose,
     is_fenced_by_replicas,
+    overtaking,
+    promoted_only_in_rows,
     unfinished,
 )
 from tests.unit.replication.members import master, replica
@@ -176,6 +180,58 @@ def test_a_former_master_that_is_back_is_no_unfinished_promotion() -> None:
 def test_a_document_that_has_forgotten_its_epoch_makes_no_promotion_of_a_healthy_set() -> None:
     members = [master("1-1-9"), replica("west", "1-1-9", alone=True)]
     assert unfinished(members, {"east-db": 5, "west-db": 5}, 1) is None
+
+
+WEST = replica("west", "1-1-5,1-2-9", alone=True)
+"""A server whose epoch was raised, which is its own transaction, before its promotion was interrupted."""
+
+
+@pytest.mark.parametrize(
+    ("old_master", "third", "semi_sync", "opened", "why"),
+    [
+        (master("1-1-5"), replica("north", "1-1-5"), True, False, ""),
+        (master("1-1-6"), replica("north", "1-1-5"), True, False, "east-db has 1-1-6, which west-db lacks"),
+        (master("1-1-6"), replica("north", "1-1-5"), False, False, "east-db has 1-1-6, which west-db lacks"),
+        (master("1-1-5"), replica("north", None), True, False, ""),  # what it has, the old master has
+        (master(None), replica("north", "1-1-5"), True, False, ""),
+        (master(None), replica("north", "1-1-6"), True, False, "north-db has 1-1-6, which west-db lacks"),
+        (master(None), replica("north", "1-1-6"), False, False, ""),  # lost with its master anyway
+        (master(None), replica("north", "1-1-6", seeding=True), True, False, ""),
+        (master(None), replace(replica("north", "1-1-6", alone=True), is_outdated=True), True, False, ""),
+        (master(None), replica("north", None), True, False, "--without north-db"),
+        (master(None), replica("north", None), False, False, ""),
+        (master("1-1-6"), replica("north", "1-1-5"), True, True, ""),  # the topology has forgotten its promotion
+        (master("1-1-6"), replica("north", "1-1-6"), True, True, "north-db has 1-1-6, which west-db lacks"),
+    ],
+)
+def test_an_interrupted_promotion_is_not_finished_when_its_old_master_may_have_gone_on(
+    old_master: SetMember, third: SetMember, semi_sync: bool, opened: bool, why: str
+) -> None:
+    members = [old_master, WEST, third]
+    found = overtaking("west", members, ["west-db"] if opened else [], semi_sync=semi_sync)
+    assert why in found if why else found == ""
+
+
+@pytest.mark.parametrize(
+    ("old_master", "third", "opened", "why"),
+    [
+        (master("1-1-6"), replica("north", "1-1-6"), False, ""),
+        (master("1-1-6"), replica("north", None), False, ""),
+        (master("1-1-6"), replace(replica("north", "1-3-1"), is_outdated=True), False, ""),
+        (master("1-1-6"), replica("north", "1-1-7"), False, "lacks 1-1-7 of north-db"),
+        (master(None), replica("north", "1-1-6"), False, "tao reseed west-db"),
+        (replace(replica("east", "1-1-6"), is_master=True), replica("north", "1-1-6"), False, "follows another server"),
+        (master("1-1-6"), replica("north", "1-1-6"), True, "west-db was open to writes, too"),
+    ],
+)
+def test_an_old_master_goes_on_in_place_of_a_server_that_was_never_opened_if_it_has_all_that_others_have(
+    old_master: SetMember, third: SetMember, opened: bool, why: str
+) -> None:
+    members = [old_master, WEST, third]
+    promoted = promoted_only_in_rows(members, {"east-db": 1, "west-db": 2, "north-db": 1}, 1)
+    assert promoted == [WEST]
+    with pytest.raises(PromotionRefused, match=why) if why else nullcontext():
+        check_goes_on(members, promoted, ["west-db"] if opened else [], "somebody has more")
 
 
 histories = st.lists(

@@ -1,0 +1,57 @@
+"""Changes of the topology that decide who is master of a database.
+
+Each is one compare-and-set, which only one of several runs can win, whatever they believe about their lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from tao.model.errors import OperatorError, TopologyConflict
+from tao.model.ports import TopologyStore
+from tao.model.topology import Topology
+from tao.replication.replication_set import ReplicationSet, find_database
+from tao.topology import edits
+
+_MAX_CONFLICTS: Final = 20
+"""Bound on conflicting changes of the document. Each takes milliseconds, and no server is open to writes meanwhile."""
+
+
+async def name_master(
+    store: TopologyStore, replicas: ReplicationSet, region: str, version_epoch: int, lost: str
+) -> Topology:
+    """Make a region's server master under an epoch above the topology's, and mark a ``lost`` one down. Returns the
+    document as it is now. Raises as `_change`."""
+    name = replicas.database.name
+    return await _change(store, replicas, lambda found: edits.promote(found, name, region, version_epoch, lost))
+
+
+async def keep_master(store: TopologyStore, replicas: ReplicationSet, epochs: Mapping[str, int]) -> Topology:
+    """Give the master, which has everything, an epoch above those of interrupted promotions. Returns as `name_master`.
+
+    ``epochs``: those in the servers' rows. Nobody can finish these promotions any more: a later run finds no epoch
+    above the topology's, and a late one of them loses its compare-and-set and has too low an epoch to repeat it."""
+    epoch = max(replicas.database.version_epoch, *epochs.values()) + 1
+    return await name_master(store, replicas, replicas.database.master_region, epoch, "")
+
+
+async def _change(store: TopologyStore, replicas: ReplicationSet, change: Callable[[Topology], Topology]) -> Topology:
+    """Change the topology while it names the set's master, and retry when something else in the document changed at the
+    same time: marks do when a region fails.
+
+    Raises `OperatorError` when the master is another one by now, `LockLost`, and `TopologyError`."""
+    name = replicas.database.name
+    conflicts = 0
+    while True:
+        topology = await store.load()
+        replicas.check_hold()
+        found = find_database(topology, name)
+        if found.servers[found.master_region].name != replicas.master.name:
+            raise OperatorError(f"the master of {name} was changed by somebody else meanwhile")
+        try:
+            return await store.change(topology.version, change(topology))
+        except TopologyConflict:
+            conflicts += 1
+            if conflicts == _MAX_CONFLICTS:
+                raise
