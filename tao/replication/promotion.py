@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -264,11 +264,10 @@ class Promoter:
                 chosen = await self._choose(replicas, members, request, loss)
                 prepared, lost = await self._make_ready(replicas, chosen, members, request, loss)
                 await self._begin(replicas, PromotionStep.RAISE_EPOCH)
-            except TaoError:
+            except (Exception, asyncio.CancelledError) as error:
+                # Whatever it was: as long as the replicas are stopped, commits of the old master wait.
                 await asking.aclose()
-                # Nothing irrevocable has happened: reopen the old master if it can be reached by now.
-                with suppress(PromotionRefused):
-                    await self._restore(replicas, last_renewal, members)
+                await self._undo(replicas, last_renewal, members, error)
                 raise
             await asking.aclose()
             return await self._install(replicas, chosen, prepared, lost, lacks_commits=bool(lost))
@@ -358,6 +357,20 @@ class Promoter:
             topology = await self._store.load()
             if find_database(topology, database).places[region].down:
                 await self._store.change(topology.version, edits.mark_database_server(topology, server, down=False))
+
+    async def _undo(
+        self,
+        replicas: ReplicationSet,
+        last_renewal: LastRenewal | None,
+        before: Sequence[SetMember],
+        error: BaseException,
+    ) -> None:
+        """Undo what was done before an error, after which nothing irrevocable has happened: open the old master if it
+        can be reached by now. What cannot be undone is noted at the error; the next run undoes it."""
+        try:
+            await self._restore(replicas, last_renewal, before)
+        except TaoError as failure:
+            error.add_note(f"The promotion is not undone yet: {failure.message}")
 
     # ---- until a server is chosen, everything can be undone ----------------------------------------------------------
 

@@ -633,6 +633,44 @@ async def test_the_run_that_was_interrupted_cannot_make_its_server_master_any_mo
         await name_master(began._store, replicas, "west", 9, "")
 
 
+@pytest.mark.parametrize("step", [PromotionStep.FENCE, PromotionStep.STOP_RECEIVING, PromotionStep.RAISE_EPOCH])
+@pytest.mark.parametrize(
+    "error", [Unavailable("an answer is missing"), OSError("the disk is full"), asyncio.CancelledError()], ids=repr
+)
+async def test_a_promotion_is_undone_whatever_breaks_it_off(
+    topology_file: Path, monkeypatch: pytest.MonkeyPatch, step: PromotionStep, error: BaseException
+) -> None:
+    undone = list[str]()
+
+    async def members(_: ReplicationSet) -> object:
+        return [master("1-1-1"), replica("west", "1-1-1", receiving=True), replica("north", "1-1-1", receiving=True)]
+
+    async def go_on(*_: object) -> object:
+        return master("1-1-1"), ""
+
+    async def begin(_: Promoter, __: ReplicationSet, at: PromotionStep) -> None:
+        if at is step:
+            raise error
+
+    async def choose(promoter: Promoter, replicas: ReplicationSet, *_: object) -> object:
+        for each in (PromotionStep.FENCE, PromotionStep.STOP_RECEIVING):
+            await begin(promoter, replicas, each)
+        return await go_on()
+
+    async def restore(_: Promoter, replicas: ReplicationSet, *__: object) -> None:
+        undone.append(replicas.master.name)
+        raise OperatorError("a server is silent")
+
+    monkeypatch.setattr(ReplicationSet, "members", members)
+    for name, instead in (("_choose", choose), ("_make_ready", go_on), ("_begin", begin), ("_restore", restore)):
+        monkeypatch.setattr(Promoter, name, instead)
+    with pytest.raises(type(error)) as raised:
+        await promoter_at(topology_file).promote("db", PromotionRequest("north"))
+    assert raised.value is error, "and not the error of the undoing, which is noted there"
+    assert raised.value.__notes__[-1] == "The promotion is not undone yet: a server is silent"
+    assert undone == ["east-db"]
+
+
 @pytest.fixture
 async def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     return loop_clock(monkeypatch)
