@@ -5,12 +5,13 @@ Each is one compare-and-set, which only one of several runs can win, whatever th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tao.model.errors import OperatorError, TopologyConflict
 from tao.model.ports import TopologyStore
 from tao.model.topology import Topology
+from tao.replication.promotion_plan import SetMember
 from tao.replication.replication_set import ReplicationSet, find_database
 from tao.topology import edits
 
@@ -34,6 +35,16 @@ async def keep_master(store: TopologyStore, replicas: ReplicationSet, epochs: Ma
     above the topology's, and a late one of them loses its compare-and-set and has too low an epoch to repeat it."""
     epoch = max(replicas.database.version_epoch, *epochs.values()) + 1
     return await name_master(store, replicas, replicas.database.master_region, epoch, "")
+
+
+async def reject_late_promotion(store: TopologyStore, replicas: ReplicationSet, members: Sequence[SetMember]) -> None:
+    """Store the document anew, with nothing changed, before the master goes on while another server is silent.
+
+    The epoch of that one may have been raised by a run that gave up when etcd did not answer its compare-and-set. etcd
+    may carry that out later, and would replace the master and all that it has acknowledged by then. After this that has
+    happened, which is seen here, or it fails. Raises as `_change`."""
+    if any(each.state is None and not each.is_master for each in members):
+        await _change(store, replicas, lambda found: found)
 
 
 async def _change(store: TopologyStore, replicas: ReplicationSet, change: Callable[[Topology], Topology]) -> Topology:

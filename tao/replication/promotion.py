@@ -29,7 +29,7 @@ from tao.replication.kept_sessions import KeptSessions
 from tao.replication.lease import LeaseTerms, grant_lease, lease_terms, server_unix_ms
 from tao.replication.locks import LockHold, Locks, hold_exclusively, mastership_lock
 from tao.replication.lost_master import LostMaster
-from tao.replication.mastership_changes import keep_master, name_master
+from tao.replication.mastership_changes import keep_master, name_master, reject_late_promotion
 from tao.replication.promotion_plan import (
     MasterAnswers,
     PromotionRefused,
@@ -604,8 +604,8 @@ class Promoter:
         if master.state is None:
             # It is there when it refuses, and perhaps otherwise, out of the reach of this process alone. As long as its
             # replicas are stopped its commits wait, and none of them can tell the next run that it hears from it.
-            answering = all(member.state is not None or member.is_master for member in members)
-            left = await give_back(replicas, before) if answering else {}
+            await reject_late_promotion(self._store, replicas, members)
+            left = await give_back(replicas, before)
             detail = "".join(f"; {name} does not receive from it: {why}" for name, why in left.items())
             what = "refuses this process" if master.refuses else "does not answer"
             raise PromotionRefused(f"the master {master.name} {what}: {master.error}{detail}")
@@ -614,6 +614,7 @@ class Promoter:
                 f"{master.name} is the master by the topology, and follows {master.state.following.source}: somebody "
                 "has made it a replica by hand. Promote the right one by `tao promote`"
             )
+        await reject_late_promotion(self._store, replicas, members)
         return msgspec.structs.replace(await self._open(replicas, settle=False), without_tables=without_tables)
 
     async def _end_interrupted(

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tao.model.errors import Unavailable
-from tao.replication import followers
+from tao.replication import followers, promotion
 from tao.replication.followers import give_back
 from tao.replication.promotion_plan import PromotionRefused, SetMember
 from tao.replication.replication_set import ReplicationSet
@@ -98,18 +98,22 @@ async def test_a_promotion_that_is_undone_gives_its_replicas_back_to_a_master_ou
     assert done == ["west receives again"]
 
 
-async def test_no_replica_is_given_back_while_another_one_may_hold_a_promotion_that_can_only_be_finished(
+async def test_replicas_are_given_back_while_another_server_is_silent_whose_promotion_cannot_succeed_any_more(
     done: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """What the one that answers acknowledged then would be lost when the promotion of the other one is finished."""
+    """The silent one may be dead for good, and until then commits of the master would wait for a replica."""
     stopped, silent = replica("west", "1-1-1", stopped=True), replica("north", None)
     members = they_are(monkeypatch, master(None), stopped, silent)
 
     async def epochs_as_masters(*_: object) -> object:
         return {"west-db": 0}, {}
 
+    async def reject_late_promotion(*_: object) -> None:
+        done.append("late promotions are rejected")
+
     monkeypatch.setattr(ReplicationSet, "epochs_as_masters", epochs_as_masters)
+    monkeypatch.setattr(promotion, "reject_late_promotion", reject_late_promotion)
     replicas = replication_set_of("east", "west", "north", semi_sync=True)
     with pytest.raises(PromotionRefused, match="does not answer"):
         await promoter_of(tmp_path_factory.mktemp("locks"))._restore(replicas, None, members)
-    assert done == []
+    assert done == ["late promotions are rejected", "west receives again"]

@@ -633,6 +633,36 @@ async def test_the_run_that_was_interrupted_cannot_make_its_server_master_any_mo
         await name_master(began._store, replicas, "west", 9, "")
 
 
+@pytest.mark.parametrize("answers", [False, True])
+async def test_a_late_promotion_of_a_silent_server_is_rejected_before_the_old_master_goes_on(
+    topology_file: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """The run that raised its epoch has given up, because the store did not answer its compare-and-set."""
+    store = promoter_at(topology_file)._store
+    late = await store.load()
+    goes_on = list[str]()
+
+    async def members(_: ReplicationSet) -> object:
+        return [master("1-1-1" if answers else None), replica("west", None), replica("north", "1-1-1", stopped=True)]
+
+    async def epochs_as_masters(*_: object) -> object:
+        return {}, {}
+
+    async def go_on(*_: object, **__: object) -> dict[str, str]:
+        with pytest.raises(TopologyConflict):
+            await store.change(late.version, edits.promote(late, "db", "west", 9))
+        goes_on.append("the old master")
+        raise Unavailable("the rest is not of interest")
+
+    monkeypatch.setattr(ReplicationSet, "members", members)
+    monkeypatch.setattr(ReplicationSet, "epochs_as_masters", epochs_as_masters)
+    monkeypatch.setattr(Promoter, "_open", go_on)
+    monkeypatch.setattr(promotion, "give_back", go_on)
+    with pytest.raises(Unavailable):
+        await promoter_at(topology_file).restore("db")
+    assert goes_on == ["the old master"]
+
+
 @pytest.mark.parametrize("step", [PromotionStep.FENCE, PromotionStep.STOP_RECEIVING, PromotionStep.RAISE_EPOCH])
 @pytest.mark.parametrize(
     "error", [Unavailable("an answer is missing"), OSError("the disk is full"), asyncio.CancelledError()], ids=repr
