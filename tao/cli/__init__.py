@@ -23,6 +23,9 @@ def main() -> None:
             raise
         sys.stderr.write(f"tao: {text}\n")
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write("\ntao: interrupted\n")
+        sys.exit(130)
     tao(prog_name="tao")
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from tao.cli.frame import INTERRUPTED_STATUS, CommandGroup, ask, run, show
+from tao.cli.frame import INTERRUPTED_STATUS, CommandGroup, ask, interrupt_quietly, run, show
 from tao.cli.options import FloatRange, IntRange, combined, json_option, state_dir_option, yes_option
 from tao.terminal import WaitDisplay, print_json, print_table
 
@@ -226,6 +226,7 @@ def at_first_signal(stop: Callable[[], object]) -> None:
     def on_signal() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+        interrupt_quietly(signal.default_int_handler)
         stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
+import threading
 from collections import UserDict
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import click
@@ -232,13 +235,47 @@ def run(work: Coroutine[Any, Any, _Result], *, if_interrupted: str = "") -> _Res
     has left something half done, which is printed then."""
     import uvloop
 
+    before = signal.getsignal(signal.SIGINT)
     try:
         with _without_link_warnings(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(work)
+            return runner.run(_interrupted_quietly(work))
     except KeyboardInterrupt as interruption:  # also of a second Ctrl-C, while the loop is closed
         if if_interrupted:
             interruption.add_note(if_interrupted)
         raise
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
+
+
+async def _interrupted_quietly(work: Coroutine[Any, Any, _Result]) -> _Result:
+    runners = signal.getsignal(signal.SIGINT)
+    if callable(runners) and threading.current_thread() is threading.main_thread():
+        interrupt_quietly(runners)
+    return await work
+
+
+def interrupt_quietly(handler: Callable[[int, FrameType | None], object]) -> None:
+    """Handle Ctrl-C by ``handler``, and report no errors any more once it raises `KeyboardInterrupt`. That breaks off
+    whatever the running loop does just then, a callback of a connection for example, which is no error of it."""
+    loop = asyncio.get_running_loop()
+
+    def raise_again() -> None:
+        raise KeyboardInterrupt
+
+    def on_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # Any: as in asyncio
+        if isinstance(context.get("exception"), KeyboardInterrupt):  # a connection takes it for an error of its own
+            loop.call_soon(raise_again)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        try:
+            handler(number, frame)
+        except KeyboardInterrupt:
+            loop.set_exception_handler(on_error)
+            sys.unraisablehook = lambda _: None
+            raise
+
+    signal.signal(signal.SIGINT, on_signal)
 
 
 @contextmanager

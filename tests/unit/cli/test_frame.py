@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-from tao.cli.frame import TaoGroup, ask, run
+from tao.cli.dev import at_first_signal
+from tao.cli.frame import TaoGroup, ask, interrupt_quietly, run
 from tao.cli.options import yes_option
 from tao.model.errors import error_from_reason
 from tao.terminal import Counting
+from tests.rigs.pacing import PATIENT_SECONDS
 
 
 @click.group(cls=TaoGroup)
@@ -54,6 +60,73 @@ def stop() -> None:
 def test_ctrl_c_in_the_middle_says_what_to_do_with_what_is_half_done() -> None:
     result = CliRunner().invoke(program, ["stop"])
     assert (result.exit_code, result.stderr) == (130, "\ntao: interrupted; repeat the command\n")
+
+
+async def _work_of_connections() -> None:
+    """Say when a Ctrl-C is awaited, and end after none: the first one begins something that takes long."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(await reader.readexactly(1))
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    for moment in ("first", "second"):
+        print(moment, flush=True)  # noqa: T201 - what the test waits for
+        with suppress(asyncio.CancelledError):
+            while True:
+                writer.write(b"x")
+                await reader.readexactly(1)
+
+
+async def _with_signals_of_its_own() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    at_first_signal(task.cancel)
+    await _work_of_connections()
+
+
+@program.command()
+@click.option("--own-signals", is_flag=True)
+def serve(own_signals: bool) -> None:
+    """Work with connections that a first Ctrl-C does not end."""
+    run(_with_signals_of_its_own() if own_signals else _work_of_connections(), if_interrupted="repeat the command")
+
+
+@pytest.mark.parametrize("own_signals", [[], ["--own-signals"]])
+def test_a_second_ctrl_c_ends_a_command_with_one_line(own_signals: list[str]) -> None:
+    code = f"from {__name__} import program; program.main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "serve", *own_signals],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as child:
+        assert child.stdout is not None
+        for moment in ("first", "second"):
+            assert child.stdout.readline() == f"{moment}\n"
+            child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=PATIENT_SECONDS)
+    assert (child.returncode, errors) == (130, "\ntao: interrupted; repeat the command\n")
+
+
+def test_a_ctrl_c_that_a_connection_takes_for_an_error_of_its_own_ends_the_command_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+
+    async def work() -> None:
+        interrupt_quietly(signal.default_int_handler)
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            broken = {"message": "Fatal error on transport TCPTransport", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(broken)
+        await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(work())
 
 
 @pytest.mark.parametrize(
