@@ -117,9 +117,11 @@ _up_options = combined(
         help="The log level of the servers.",
     ),
     click.option(
-        "--tls",
-        is_flag=True,
-        help="Make certificates for every server, an operator and an application, and take only peers that have one.",
+        "--tls/--no-tls",
+        "tls",
+        default=None,
+        help="Make certificates for every server, an operator and an application, and take only peers that have one.  "
+        "[default: as at the last start; no-tls at the first one]",
     ),
     click.option("--detach", is_flag=True, help="Return when the cluster is ready, and leave it running."),
     state_dir_option,
@@ -133,6 +135,7 @@ def up(  # Any: the other options, which are named like the fields of `Shape` an
     durability: str | None,
     watcher: bool | None,
     worker: bool | None,
+    tls: bool | None,
     client_port: int | None,
     detach: bool,
     state_dir: Path,
@@ -154,6 +157,7 @@ def up(  # Any: the other options, which are named like the fields of `Shape` an
         shape=shape,
         durability=Durability.FULL if durability == "semi_sync" else Durability(durability),
         semi_sync=durability == "semi_sync",
+        tls=_spoke_tls(state_dir) if tls is None else tls,
         client_port=client_port or 0,
         detached=detach,
         **others,
@@ -217,6 +221,14 @@ def _shape(
         if record is None and "regions" in wanted:
             wanted.setdefault("databases", wanted["regions"])  # one for each region
     return msgspec.structs.replace(record.shape if record else Shape(), **wanted)
+
+
+def _spoke_tls(state_dir: Path) -> bool:
+    """Return whether the cluster in the folder had TLS when it was started last: its clients have certificates then."""
+    from tao.devcluster.state_folder import StateFolder
+
+    record = StateFolder(state_dir).read()
+    return record is not None and record.options.tls
 
 
 def at_first_signal(stop: Callable[[], object]) -> None:

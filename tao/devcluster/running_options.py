@@ -59,8 +59,10 @@ def _named(name: str, wanted: object, runs: object) -> str:
     if name in _ONE_OF_EACH_REGION:
         option = _ONE_OF_EACH_REGION[name]
         return f"--{option} (it runs with none)" if wanted else f"--no-{option} (it runs with one in each region)"
-    option = f"--{name.replace('_', '-')}"
-    return f"{option} (it runs without)" if wanted is True else f"{option} {_text(wanted)} (it runs with {_text(runs)})"
+    option = name.replace("_", "-")
+    if isinstance(wanted, bool):
+        return f"--{option} (it runs without)" if wanted else f"--no-{option} (it runs with --{option})"
+    return f"--{option} {_text(wanted)} (it runs with {_text(runs)})"
 
 
 def _text(value: object) -> str:

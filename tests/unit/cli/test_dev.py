@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 
 from tao.cli.commands import tao
 from tao.devcluster.cluster import DevCluster
-from tao.devcluster.layout import ClusterSettings, Role, Shape
+from tao.devcluster.layout import ClusterSettings, Role, Shape, StartOptions
 from tao.devcluster.state_folder import ClusterRecord, StateFolder
+from tao.model.errors import OperatorError
 
 
 @pytest.fixture
@@ -115,6 +116,24 @@ def test_options_that_differ_from_the_cluster_that_runs_are_refused(
         f"tao: a cluster with other options runs in {folder.path}: --followers 3 (it runs with 1), --tls (it runs "
         f"without); leave these out to start what does not run, or `tao dev down --state-dir {folder.path}` first\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "options", "after"), [(True, [], True), (True, ["--no-tls"], False), (False, [], False)]
+)
+def test_a_cluster_that_was_stopped_starts_with_the_transport_that_it_had(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch, before: bool, options: list[str], after: bool
+) -> None:
+    folder.write(msgspec.structs.replace(folder.require(), options=StartOptions(tls=before)))
+    started = list[bool]()
+
+    async def start(cluster: DevCluster) -> None:
+        started.append(cluster._settings.tls)
+        raise OperatorError("the rest is not of interest")
+
+    monkeypatch.setattr(DevCluster, "start", start)
+    result = CliRunner().invoke(tao, ["dev", "up", *options, "--state-dir", str(folder.path)])
+    assert (result.exit_code, started) == (2, [after])
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def test_what_was_left_out_or_is_as_it_runs_is_not_refused() -> None:
         (PLAIN, {"semi_sync": True, "durability": Durability.FULL}, "--durability semi_sync (it runs with full)"),
         (PLAIN, {"client_port": 7070}, "--client-port 7070 (it runs with 4242)"),
         (PLAIN, {"rtt_ms": 10.0}, "--rtt-ms 10 (it runs with 58.1)"),
+        (WITH_TLS, {"tls": False}, "--no-tls (it runs with --tls)"),
         (WITH_TLS, {"cache_mb": 128}, "--cache-mb 128 (it runs with 512)"),
         (PLAIN, {"log_level": "debug"}, "--log-level debug (it runs with info)"),
     ],
