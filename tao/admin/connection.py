@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tao.client import ClientSettings, Credentials, Graph, connect
 from tao.client.configuration import read_target
-from tao.model.errors import RetryableError, TaoError, TlsMismatch
+from tao.etcd.client import EtcdRefused, EtcdUnavailable
+from tao.model.errors import RetryableError, TaoError, TlsMismatch, TopologyError
 from tao.model.topology import Topology
 from tao.schema.registry import Schema
 from tao.wire.links import Links, LinkSettings
@@ -35,6 +36,20 @@ class ClusterTarget:
     """The token of the operator; empty where servers ask for none."""
 
 
+@contextmanager
+def _with_way_around_etcd() -> Iterator[None]:
+    """Say at the error of an etcd that does not answer, or refuses, what to do until it does."""
+    try:
+        yield
+    except TopologyError as error:
+        if not isinstance(error.__cause__, EtcdUnavailable | EtcdRefused):
+            raise
+        raise TopologyError(
+            f"{error.message}; until etcd answers, name a follower, which has the topology: --connect HOST:PORT or "
+            "TAO_CONNECT=HOST:PORT"
+        ) from error
+
+
 @asynccontextmanager
 async def open_graph(target: ClusterTarget, settings: ClientSettings | None = None) -> AsyncIterator[Graph]:
     """Open a client of the cluster and close it at the end. Raises what connecting raises."""
@@ -42,11 +57,12 @@ async def open_graph(target: ClusterTarget, settings: ClientSettings | None = No
     credentials = Credentials("operator", "client", target.secret)
     is_open = False
     try:
-        async with connect(
-            target.address, region=await region_of(target), settings=settings, credentials=credentials
-        ) as graph:
-            is_open = True
-            yield graph
+        with _with_way_around_etcd():
+            async with connect(
+                target.address, region=await region_of(target), settings=settings, credentials=credentials
+            ) as graph:
+                is_open = True
+                yield graph
     except RetryableError as error:
         if not is_open and not isinstance(error, TlsMismatch):  # that one says itself what to do
             error.add_note("start the cluster, or name another follower with --connect or TAO_CONNECT")
@@ -76,7 +92,8 @@ async def operator_links(topology: Topology, secret: str, tls: TlsFiles | None =
 
 async def current_topology(target: ClusterTarget) -> Topology:
     """Return the topology: from the file, for which no server has to run, or as the follower at the address has it."""
-    found = await read_target(target.address)
+    with _with_way_around_etcd():
+        found = await read_target(target.address)
     if isinstance(found, Topology):
         return found
     async with open_graph(target) as graph:

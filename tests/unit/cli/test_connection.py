@@ -11,9 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tao.admin.connection import ClusterTarget, open_graph, region_of
+from tao.admin.connection import ClusterTarget, current_schema, current_topology, open_graph, region_of
 from tao.cli.connection import on_graph, target_of
 from tao.cli.options import region_options
+from tao.etcd.client import EtcdUnavailable
 from tao.model.errors import TaoError, TlsMismatch, TopologyError, Unavailable
 from tao.topology.document import dump_topology
 from tests.unit.leader.test_forwarded_writes import topology
@@ -94,3 +95,20 @@ async def test_where_to_connect_is_said_unless_the_error_says_what_to_do(
         async with open_graph(ClusterTarget("127.0.0.1:1")):
             pass
     assert len(getattr(failed.value, "__notes__", ())) == notes
+
+
+@pytest.mark.parametrize(("cause", "is_named"), [(EtcdUnavailable("silent"), True), (OSError("no such file"), False)])
+async def test_where_etcd_does_not_answer_a_follower_is_named_as_the_way_around_it(
+    cause: Exception, is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unreadable(_: str) -> None:
+        raise TopologyError("the topology cannot be read") from cause
+
+    for module in ("tao.admin.connection", "tao.client.graph"):
+        monkeypatch.setattr(f"{module}.read_target", unreadable)
+    for region in (None, "east"):
+        target = ClusterTarget("etcd://127.0.0.1:1/tao", region)
+        for asked in (current_topology(target), current_schema(target)):
+            with pytest.raises(TopologyError) as failed:
+                await asked
+            assert ("--connect HOST:PORT" in failed.value.message) is is_named
