@@ -16,7 +16,8 @@ in that time, the writes that it acknowledged are lost with it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -31,11 +32,11 @@ from tao.model.topology import Registration, Topology
 from tao.replication.accounts import SERVICES
 from tao.replication.locks import LockHold, hold_exclusively, mastership_lock
 from tao.replication.promotion import Promoter, PromotionSettings
-from tao.replication.replication_set import NotCaughtUp, ReplicationSet, SetAccounts
+from tao.replication.replication_set import NotCaughtUp, ReplicationSet, SetAccounts, is_silence
 from tao.replication.server_statements import server_processes
 from tao.routing.routes import Routes
 from tao.runtime.admin_client import NobodyListens
-from tao.storage.session import DatabaseSession
+from tao.storage.failures import NotListening
 from tao.topology import edits
 from tao.topology.registration import STEPS, eighths, leave, placed
 
@@ -346,18 +347,22 @@ def _check_stand_in(topology: Topology, name: str) -> None:
 async def drain_replica(
     file: Location, accounts: SetAccounts, name: str, timeout_seconds: float, show: Show
 ) -> Drained:
-    """Mark a replica down and wait until nobody reads from it.
+    """Mark a replica down and wait until nobody reads from it. One that refuses connections has stopped already.
 
-    Raises `TopologyError` for a master, and `OperatorError` when a server has no admin address to ask. Raises
-    `LockTaken` while the master is being changed; nothing is marked then."""
-    database = database_of_server(await topology_file(file).load(), name)
+    Raises `TopologyError` for a master, and `OperatorError` when a server has no admin address to ask, or the replica
+    refuses the administrator. Raises `LockTaken` while the master is being changed. Nothing is marked then."""
+    before = await topology_file(file).load()
+    _check_replica(before, name)
+    database = database_of_server(before, name)
     region = next(region for region, server in database.places.items() if server.name == name)
+    await _busy_with(_replication_set(before, name, accounts), region)
     lock = hold_exclusively(topology_locks(file), mastership_lock(database.name), PromotionSettings().lock_seconds)
     async with lock as hold:
         # Mark it, and read the topology, under the lock: its former holder may have changed the master. Commits of a
         # former master wait for replicas that do not follow it any more, and must not be acknowledged.
         topology = await mark_in_file(file, name, down=True, check=_check_replica)
-        let_go = await _replication_set(topology, name, accounts, hold).let_master_go()
+        with _says_how_to_take_mark_away(name):
+            let_go = await _replication_set(topology, name, accounts, hold).let_master_go()
     replicas = _replication_set(topology, name, accounts)
     quiet = Quiet()
 
@@ -366,15 +371,15 @@ async def drain_replica(
         late = [who for who, each in stats.items() if each.get("topology_version", 0) < topology.version]
         found = [f"{who} to notice topology {topology.version}" for who in late]
         found += [f"{who} to read another server" for who, each in stats.items() if each.get("reads_from") == name]
-        async with replicas.session(region) as session:
-            busy = await _statements(session, replicas.statement_deadline())
+        busy = await _busy_with(replicas, region)
         if busy:
-            found.append(f"{busy} statements at {name} to end")
+            found.append(f"{name} {busy}")
         elif not quiet.lasts(tuple(found), asyncio.get_running_loop().time()):
             found.append(f"{name} to be asked nothing any more")
         return found
 
-    left = await until_none(missing, timeout_seconds, show)
+    with _says_how_to_take_mark_away(name):
+        left = await until_none(missing, timeout_seconds, show)
     return Drained(
         server=name,
         role="replica",
@@ -382,8 +387,25 @@ async def drain_replica(
         marked=True,
         topology_version=topology.version,
         waiting_for=left,
-        notes=[f"commits of {database.name} wait for no replica until tao undrain"] if let_go else [],
+        notes=[
+            *([f"commits of {database.name} wait for no replica until tao undrain"] if let_go else []),
+            *([_stays_marked(name)] if left else []),
+        ],
     )
+
+
+@contextmanager
+def _says_how_to_take_mark_away(name: str) -> Iterator[None]:
+    """Say at an error that a server stays marked down, and how to change that."""
+    try:
+        yield
+    except TaoError as error:
+        error.add_note(_stays_marked(name))
+        raise
+
+
+def _stays_marked(name: str) -> str:
+    return f"{name} stays marked down: drain it again, or use it again with tao undrain or tao topology mark-up {name}"
 
 
 def _replication_set(
@@ -418,10 +440,20 @@ async def undrain_replica(file: Location, promoter: Promoter, name: str) -> Drai
     )
 
 
-async def _statements(session: DatabaseSession, deadline: float) -> int:
-    """Count the statements of leaders and followers that are being executed."""
-    processes = await server_processes(session, deadline=deadline)
-    return sum(each.user.startswith(SERVICES) and each.command == "Query" for each in processes)
+async def _busy_with(replicas: ReplicationSet, region: str) -> str:
+    """Return what a replica is to do before it may be stopped, or an empty string; one that is silent is to answer.
+    Raises the `TaoError` of one that refuses the administrator."""
+    try:
+        async with replicas.session(region) as session:
+            processes = await server_processes(session, deadline=replicas.statement_deadline())
+    except NotListening:
+        return ""
+    except TaoError as error:
+        if not is_silence(error):
+            raise
+        return f"to answer ({error.message})"
+    statements = sum(each.user.startswith(SERVICES) and each.command == "Query" for each in processes)
+    return f"to end {statements} statements" if statements else ""
 
 
 def _check_replica(topology: Topology, name: str) -> None:

@@ -141,7 +141,7 @@ class TaoGroup(CommandGroup):
             notes = getattr(interruption.__cause__, "__notes__", ())  # click raises its own of the interpreter's
             fail("; ".join(("interrupted", *notes)), INTERRUPTED_STATUS)
         except OperatorError as error:
-            fail(error.message, OPERATOR_STATUS)
+            fail("; ".join((error.message, *getattr(error, "__notes__", ()))), OPERATOR_STATUS)
         except TaoError as error:
             text = "; ".join((f"{error.reason}: {error.message}", *getattr(error, "__notes__", ())))
             fail(text, OPERATOR_STATUS if isinstance(error, RequestError) else FAILED_STATUS)

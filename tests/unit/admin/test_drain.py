@@ -17,15 +17,19 @@ from tao.admin.documents import change_in_file, mark_in_file
 from tao.admin.drain import Quiet, drain_cache_server, drain_replica, undrain_cache_server, work_of
 from tao.model.errors import OperatorError, TopologyError
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Registration, Tier, Topology
+from tao.replication import replication_set
 from tao.replication.accounts import Account
 from tao.replication.locks import FileLocks, LockHold, LockTerms, mastership_lock
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.routing.routes import Routes
+from tao.storage.failures import NotListening
 from tao.topology import edits
 from tao.topology.document import dump_topology, parse_topology
+from tests.rigs.pacing import PATIENT_SECONDS
 
 GONE = "127.0.0.1:1"
 """An admin port that refuses."""
+NOBODY = Account("nobody", "x")
 
 
 def tier(name: str, *servers: str) -> Tier:
@@ -257,12 +261,11 @@ async def test_a_server_that_has_left_by_draining_is_not_undrained_but_started_a
 
 
 async def test_a_master_is_refused_and_the_command_that_helps_is_named(file: Path) -> None:
-    nobody = Account("nobody", "x")
     with pytest.raises(TopologyError, match="tao promote db"):
-        await drain_replica(file, SetAccounts(nobody, nobody), "db-1", 5, say_nothing)
+        await drain_replica(file, SetAccounts(NOBODY, NOBODY), "db-1", 5, say_nothing)
 
 
-def add_replicas(file: Path, *regions: str) -> None:
+def add_replicas(file: Path, *regions: str, port: int = 1) -> None:
     """Regions with replicas of a database whose commits wait for one."""
     before = parse_topology(file.read_bytes(), "topology")
     added = [
@@ -270,7 +273,7 @@ def add_replicas(file: Path, *regions: str) -> None:
         for each in regions
     ]
     (database,) = before.databases
-    servers = database.servers | {each: DatabaseServer(name=f"{each}-db", port=1) for each in regions}
+    servers = database.servers | {each: DatabaseServer(name=f"{each}-db", port=port) for each in regions}
     databases = (msgspec.structs.replace(database, servers=servers, semi_sync=True),)
     after = msgspec.structs.replace(before, regions=(*before.regions, *added), databases=databases)
     file.write_text(dump_topology(after))
@@ -303,15 +306,72 @@ async def test_a_replica_is_drained_by_the_topology_that_a_promotion_which_held_
     async with locks.held(mastership_lock("db"), exclusive=True):
         monkeypatch.setattr(drain, "topology_locks", lambda _: locks)
         monkeypatch.setattr(locks, "held", waiting)
-        nobody = Account("nobody", "x")
         draining = asyncio.create_task(
-            drain_replica(file, SetAccounts(nobody, nobody), "north-db", 0.01, say_nothing), name="drain"
+            drain_replica(file, SetAccounts(NOBODY, NOBODY), "north-db", 0.01, say_nothing), name="drain"
         )
         await is_waiting.wait()
         await change_in_file(file, lambda found: edits.promote(found, "db", "west", 2))
     with pytest.raises(OperatorError, match="that is enough"):
         await draining
     assert let_go == ["west-db without ['north-db'], held: True"]
+
+
+@pytest.fixture
+def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits wait for other replicas than the one that is drained."""
+
+    async def let_master_go(_: ReplicationSet) -> bool:
+        return False
+
+    monkeypatch.setattr(ReplicationSet, "let_master_go", let_master_go)
+
+
+def is_marked(file: Path, region: str) -> bool:
+    return parse_topology(file.read_bytes(), "topology").databases[0].servers[region].down
+
+
+@pytest.mark.usefixtures("nobody_waits")
+async def test_a_replica_that_has_died_is_drained_like_a_server_that_has_stopped(file: Path) -> None:
+    add_replicas(file, "north")
+    found = await drain_replica(file, SetAccounts(NOBODY, NOBODY), "north-db", PATIENT_SECONDS, say_nothing)
+    assert (found.safe_to_stop, found.marked, found.notes) == (True, True, [])
+    assert found.describe() == "north-db: safe to stop; then: tao undrain north-db"
+    assert is_marked(file, "north")
+
+
+@pytest.mark.usefixtures("nobody_waits")
+async def test_a_replica_that_is_silent_is_waited_for_and_how_to_take_its_mark_away_is_said(
+    file: Path, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "_STATEMENT_SECONDS", 0.05)
+    add_replicas(file, "north", port=int(silent.rpartition(":")[2]))
+    found = await drain_replica(file, SetAccounts(NOBODY, NOBODY), "north-db", 0.1, say_nothing)
+    assert (found.safe_to_stop, found.marked) == (False, True)
+    assert "north-db to answer" in found.waiting_for[0]
+    assert "tao topology mark-up north-db" in found.notes[0]
+
+
+async def test_where_the_administrator_is_refused_nothing_is_marked(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_replicas(file, "north")
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise OperatorError("access denied")
+
+    monkeypatch.setattr(replication_set, "open_session", refuse)
+    with pytest.raises(OperatorError, match="access denied"):
+        await drain_replica(file, SetAccounts(NOBODY, NOBODY), "north-db", 0.1, say_nothing)
+    assert not is_marked(file, "north")
+
+
+async def test_an_error_after_the_mark_says_how_to_take_it_away(file: Path) -> None:
+    """Nobody acknowledges, so the master is to wait for none, and it is gone, too."""
+    add_replicas(file, "north")
+    with pytest.raises(NotListening) as failed:
+        await drain_replica(file, SetAccounts(NOBODY, NOBODY), "north-db", 0.1, say_nothing)
+    assert "tao topology mark-up north-db" in failed.value.__notes__[0]
+    assert is_marked(file, "north")
 
 
 async def test_a_server_without_an_admin_port_cannot_be_put_back_by_this_command(file: Path) -> None:
