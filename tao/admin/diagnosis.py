@@ -72,6 +72,8 @@ class ServerFacts:
     """How far its clock is ahead of the clock of this machine."""
     journal: JournalFacts | None = None
     """The journal of a follower that keeps one."""
+    is_heard: bool = True
+    """The topology says where watchers ask it. False for a watcher without an address of frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,23 @@ def _most_frequent(known: dict[str, str]) -> str | None:
     return Counter(known.values()).most_common(1)[0][0] if known else None
 
 
+def _watchers(facts: Facts) -> list[ServerFacts]:
+    """Return the watchers of a cluster that has several: a single one asks nobody."""
+    found = [each for each in facts.servers if each.role == "watcher"]
+    return found if len(found) > 1 else []
+
+
+def _unheard_watchers(facts: Facts) -> Iterator[Problem]:
+    for watcher in _watchers(facts):
+        if not watcher.is_heard:
+            yield Problem(
+                watcher.name,
+                "it has no frames address, so others cannot ask when it renewed a lease: they wait for a whole lease "
+                "before they replace a master of its region",
+                "add its frames address to the topology, and restart it",
+            )
+
+
 def _database_versions(facts: Facts) -> Iterator[Problem]:
     for each in facts.databases:
         oldest = OLDEST_DATABASES.get(each.flavour)
@@ -353,6 +372,7 @@ CHECKS: Final = (
     Check(
         "servers use one schema", lambda facts: sum(each.schema_hash is not None for each in facts.servers), _schemas
     ),
+    Check("watchers can be asked", lambda facts: len(_watchers(facts)), _unheard_watchers),
     Check("journals of followers", lambda facts: sum(each.journal is not None for each in facts.servers), _journals),
     Check("versions of databases", _answering, _database_versions, asks_databases=True),
     Check("options of databases", _answering, _database_options, asks_databases=True),

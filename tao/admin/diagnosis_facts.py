@@ -48,7 +48,7 @@ def _addresses(topology: Topology) -> Iterator[tuple[str, str, dict[str, str]]]:
         for tailer in region.tailers:
             yield tailer.name, "tailer", {"admin": tailer.admin}
         for watcher in region.watchers:
-            yield watcher.name, "watcher", {"admin": watcher.admin}
+            yield watcher.name, "watcher", {"admin": watcher.admin, "frames": watcher.frames}
 
 
 async def _server(name: str, role: str, ports: Mapping[str, str]) -> ServerFacts:
@@ -74,6 +74,7 @@ async def _server(name: str, role: str, ports: Mapping[str, str]) -> ServerFacts
         version=stats.get("version"),
         clock_ahead_seconds=None if clock is None else clock / 1000 - (began + time.time()) / 2,
         journal=_journal_facts(stats.get("journal")),
+        is_heard=role != "watcher" or bool(ports["frames"]),
     )
 
 

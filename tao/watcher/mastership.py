@@ -611,8 +611,12 @@ class Mastership:
         return renewed_at
 
     def _renews_lease_of(self, replicas: ReplicationSet) -> bool:
-        """Return whether this watcher has to renew the lease of the set's master."""
-        return replicas.database.master_region == self._settings.region or self.is_active
+        """Return whether this watcher has to renew the lease of the set's master.
+
+        One that the topology does not list does so only while it acts: nobody else knows of its renewals, and who
+        replaced the master would not wait for the end of the lease."""
+        is_near = replicas.database.master_region == self._settings.region
+        return self.is_active or (is_near and self._peers.is_listed)
 
     async def _renew_lease(self, replicas: ReplicationSet) -> None:
         try:

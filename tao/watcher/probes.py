@@ -392,6 +392,14 @@ class PeerReports:
         return is_silent and any(self._links.refusal_at(each.name) for each in self._others_of(region))
 
     @property
+    def is_listed(self) -> bool:
+        """Whether the topology names this watcher in its region, so that others know whom to ask for its renewals."""
+        regions = self._topology().regions
+        return any(
+            each.name == self._name for region in regions if region.name == self._region for each in region.watchers
+        )
+
+    @property
     def all_refuse(self) -> bool:
         """Whether no other region reports and watchers of one refuse this one: it is at fault, and not one of them."""
         return not any(self.reports.values()) and any(map(self.refuse, self.reports))

@@ -140,8 +140,19 @@ class WatcherServer:
         """Answer other watchers."""
         service = StatusService("get_watcher_report", self._report, audit)
         await port.start(service, lambda: self._topology.version, audit.connection_refused)
-        if self._own_server() is None and len(self._topology.regions) > 1:
-            self._log.warning("watcher_without_address", instead="its frames address in the topology, then a restart")
+        others = [each for region in self._topology.regions for each in region.watchers]
+        if not self._peers.is_listed:
+            self._log.error(
+                "watcher_not_listed",
+                reason="the topology does not list this watcher in its region, so others do not know when it renewed "
+                "a lease: it renews none unless it acts. Add it with its frames address, and restart it",
+            )
+        elif self._own_server() is None and len(others) > 1:
+            self._log.warning(
+                "watcher_without_address",
+                reason="the topology has no frames address of this watcher, so others cannot ask it: they wait for a "
+                "whole lease before they replace a master of its region. Add it, and restart this watcher",
+            )
 
     def _open_links(self) -> Links:
         """Return links to the servers of the topology, which open when they are first used."""

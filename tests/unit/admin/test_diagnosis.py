@@ -36,7 +36,13 @@ def database(name: str, number: int, **options: str) -> DatabaseFacts:
 
 GOOD = Facts(
     3,
-    (replace(server("a"), journal=JournalFacts(oldest_seconds=2.0)), server("b"), server("c")),
+    (
+        replace(server("a"), journal=JournalFacts(oldest_seconds=2.0)),
+        server("b"),
+        server("c"),
+        replace(server("w-1"), role="watcher"),
+        replace(server("w-2"), role="watcher"),
+    ),
     (database("db-a", 1), database("db-b", 2)),
     (
         FileFacts("/s.yaml", "secret", mode=0o600),
@@ -80,6 +86,14 @@ def test_a_mistake_of_one_server_is_named(check: str, change: dict[str, object],
     assert list(found) == [check]
     assert [(each.subject, said in each.problem) for each in found[check]] == [("a", True)]
     assert found[check][0].remedy
+
+
+def test_a_watcher_that_others_cannot_ask_is_named_and_a_single_one_is_not() -> None:
+    *others, other, unheard = GOOD.servers
+    unheard = replace(unheard, is_heard=False)
+    (problem,) = problems(replace(GOOD, servers=(other, unheard)))["watchers can be asked"]
+    assert (problem.subject, "frames address" in problem.remedy) == ("w-2", True)
+    assert problems(replace(GOOD, servers=(*others, unheard))) == {}
 
 
 DATABASES = [

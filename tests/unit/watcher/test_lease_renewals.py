@@ -16,10 +16,11 @@ from tao.replication.lease import LeaseTerms
 from tao.replication.replication_set import ReplicationSet
 from tao.runtime.clock import LoopClock
 from tao.runtime.tasks import BackgroundTasks
+from tao.watcher.probes import PeerReports
 from tao.watcher.settings import LeaseSettings
 from tests.rigs.pacing import ManualClock
 from tests.unit.replication.members import master, replica
-from tests.unit.watcher.test_mastership import Broken, east_and_west, mastership_of
+from tests.unit.watcher.test_mastership import Broken, east_and_west, mastership_of, set_of
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,28 @@ async def test_a_lease_is_renewed_in_its_grace_only_while_the_topology_names_the
     replicas.__dict__.update(east_and_west(semi_sync=True).__dict__)
     await mastership._renew(replicas)
     assert (mastership.renewals, mastership.missed_renewals) == (int(renewed), int(not renewed))
+    await tasks.close()
+
+
+@pytest.mark.parametrize(
+    ("acts", "listed", "region", "renews"),
+    [
+        (True, False, "west", True),
+        (False, True, "east", True),
+        (False, True, "west", False),
+        (False, False, "east", False),
+    ],
+)
+async def test_a_watcher_of_which_others_do_not_know_renews_a_lease_only_while_it_acts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acts: bool, listed: bool, region: str, renews: bool
+) -> None:
+    """Who replaced the master would not ask it, and would count from an earlier renewal."""
+    tasks = BackgroundTasks("watcher", logger("watcher"))
+    mastership = mastership_of(tmp_path, Broken(), tasks, LoopClock())
+    if not acts:
+        mastership.activity = None
+    monkeypatch.setattr(PeerReports, "is_listed", property(lambda _: listed))
+    assert mastership._renews_lease_of(set_of([region, "north"], master=region)) is renews
     await tasks.close()
 
 

@@ -321,12 +321,14 @@ def east_and_west(*, semi_sync: bool = False) -> ReplicationSet:
     return set_of(["east", "west"], semi_sync=semi_sync)
 
 
-def set_of(regions: Sequence[str], *, semi_sync: bool = False, marked: str = "") -> ReplicationSet:
+def set_of(
+    regions: Sequence[str], *, semi_sync: bool = False, marked: str = "", master: str = "east"
+) -> ReplicationSet:
     servers = {
         region: DatabaseServer(name=f"{region}-db", host="127.0.0.1", port=1, down=region == marked)
         for region in regions
     }
-    database = Database(name="db", master_region="east", servers=servers, shards=((0, 1),), semi_sync=semi_sync)
+    database = Database(name="db", master_region=master, servers=servers, shards=((0, 1),), semi_sync=semi_sync)
     account = Account("tao_admin", "secret")
     return ReplicationSet(database, SetAccounts(account, account), seen_from="", statement_seconds=1.0)
 

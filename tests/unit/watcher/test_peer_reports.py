@@ -234,3 +234,18 @@ async def test_a_watcher_that_others_reach_needs_tls_and_credentials_unless_it_i
     assert ("and credentials" in str(raised.value)) is not (tokens or insecure)
     if insecure:
         await server._admin.close()
+
+
+@pytest.mark.parametrize(
+    ("region", "name", "is_listed"),
+    [
+        ("east", "east-watcher-0", True),
+        ("east", "east-watcher-1", False),
+        ("west", "east-watcher-0", False),
+        ("north", "east-watcher-0", False),
+    ],
+)
+def test_a_watcher_is_listed_where_the_others_look_for_it(region: str, name: str, is_listed: bool) -> None:
+    topology = topology_of(east=("",), west=("",))
+    links = Links(LinkSettings(), Credentials("watcher", "watcher"))
+    assert PeerReports(links, lambda: topology, region, PROBES, name).is_listed is is_listed
