@@ -389,10 +389,11 @@ def unfinished(members: Sequence[SetMember], epochs: Mapping[str, int], version_
     """Return the region of a server whose promotion was interrupted too late to be undone, or None.
 
     Its shard rows name it as master, with an epoch above those of the topology and the master. ``epochs``: by the name
-    of each server that answers, the highest epoch of the rows there that name it as master.
+    of each server that answers, the highest epoch of the rows there that name it as master. The highest one counts:
+    servers with lower ones have lost to an old master, or were replaced, in a time that the topology has forgotten.
     """
     master = _master(members)
-    for member in sorted(members, key=lambda each: each.name):
+    for member in sorted(members, key=lambda each: (-epochs.get(each.name, 0), each.name)):
         if not member.is_master and epochs.get(member.name, 0) > max(version_epoch, epochs.get(master.name, 0)):
             return member.region
     return None

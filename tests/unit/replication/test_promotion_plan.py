@@ -182,6 +182,12 @@ def test_a_document_that_has_forgotten_its_epoch_makes_no_promotion_of_a_healthy
     assert unfinished(members, {"east-db": 5, "west-db": 5}, 1) is None
 
 
+def test_the_newest_of_several_promotions_that_a_document_has_forgotten_counts() -> None:
+    """The other one was interrupted earlier, and its server has nothing of what was written since."""
+    members = [master("1-1-5"), replica("north", "1-1-5,1-3-9", alone=True), replica("west", "1-1-8,1-2-9", alone=True)]
+    assert unfinished(members, {"north-db": 2, "west-db": 4}, 1) == "west"
+
+
 WEST = replica("west", "1-1-5,1-2-9", alone=True)
 """A server whose epoch was raised, which is its own transaction, before its promotion was interrupted."""
 
