@@ -696,7 +696,9 @@ class Mastership:
                     now = await server_unix_ms(session, deadline=replicas.statement_deadline())
                     # Before the servers are asked: a promotion that stops one of them later counts with this renewal.
                     self._renewed_at[database.name] = self._clock.monotonic()
-                    if not replicas.is_followed_by_all(await replicas.members()):
+                    is_followed = replicas.is_followed_by_all(await replicas.members())
+                    # It may have ceased to be the active watcher while it waited for the lock.
+                    if not is_followed or not self._renews_lease_of(replicas):
                         break
                     return await renew_lease(session, now, terms, deadline=replicas.statement_deadline())
             except TaoError as error:

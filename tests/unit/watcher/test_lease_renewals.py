@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 import tao.watcher.mastership as mastership_module
 from tao.observability.logs import logger
 from tao.replication.lease import LeaseTerms
+from tao.replication.promotion_plan import SetMember
 from tao.replication.replication_set import ReplicationSet
 from tao.runtime.clock import LoopClock
 from tao.runtime.tasks import BackgroundTasks
@@ -20,7 +21,7 @@ from tao.watcher.probes import PeerReports
 from tao.watcher.settings import LeaseSettings
 from tests.rigs.pacing import ManualClock
 from tests.unit.replication.members import master, replica
-from tests.unit.watcher.test_mastership import Broken, east_and_west, mastership_of, set_of
+from tests.unit.watcher.test_mastership import AwayLocks, Broken, east_and_west, mastership_of, set_of
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,46 @@ async def test_a_watcher_of_which_others_do_not_know_renews_a_lease_only_while_i
         mastership.activity = None
     monkeypatch.setattr(PeerReports, "is_listed", property(lambda _: listed))
     assert mastership._renews_lease_of(set_of([region, "north"], master=region)) is renews
+    await tasks.close()
+
+
+@pytest.mark.parametrize("ceases_to_act", [False, True])
+async def test_a_lease_is_renewed_without_its_lock_only_while_others_know_of_the_watcher_or_it_acts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ceases_to_act: bool
+) -> None:
+    """It takes seconds until the locks count as away. By then another watcher may act, and it asks the listed ones."""
+
+    class Replicas(ReplicationSet):
+        @asynccontextmanager
+        async def session(self, region: str) -> AsyncIterator[str]:  # type: ignore[override]
+            yield region
+
+        async def members(self) -> list[SetMember]:
+            if ceases_to_act:
+                mastership.activity = None
+            return []
+
+        def is_followed_by_all(self, members: Iterable[SetMember]) -> bool:
+            return True
+
+    async def lease_terms(region: str, **_: object) -> LeaseTerms:
+        return LeaseSettings().terms(semi_sync=True)
+
+    async def server_unix_ms(*_: object, **__: object) -> float:
+        return 7.0
+
+    async def renew_lease(*_: object, **__: object) -> bool:
+        return True
+
+    for each in (lease_terms, server_unix_ms, renew_lease):
+        monkeypatch.setattr(mastership_module, each.__name__, each)
+    monkeypatch.setattr(PeerReports, "is_listed", property(lambda _: False))
+    tasks = BackgroundTasks("watcher", logger("watcher"))
+    mastership = mastership_of(tmp_path, Broken(), tasks, LoopClock(), locks=AwayLocks())
+    replicas = Replicas.__new__(Replicas)
+    replicas.__dict__.update(east_and_west(semi_sync=True).__dict__)
+    await mastership._renew(replicas)
+    assert mastership.renewals == (0 if ceases_to_act else 1)
     await tasks.close()
 
 
