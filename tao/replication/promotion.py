@@ -264,12 +264,12 @@ class Promoter:
                 chosen = await self._choose(replicas, members, request, loss)
                 prepared, lost = await self._make_ready(replicas, chosen, members, request, loss)
                 await self._begin(replicas, PromotionStep.RAISE_EPOCH)
+                await asking.aclose()
             except (Exception, asyncio.CancelledError) as error:
                 # Whatever it was: as long as the replicas are stopped, commits of the old master wait.
                 await asking.aclose()
                 await self._undo(replicas, last_renewal, members, error)
                 raise
-            await asking.aclose()
             return await self._install(replicas, chosen, prepared, lost, lacks_commits=bool(lost))
 
     async def restore(self, database: str) -> PromotionResult:

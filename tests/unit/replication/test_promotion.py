@@ -701,6 +701,35 @@ async def test_a_promotion_is_undone_whatever_breaks_it_off(
     assert undone == ["east-db"]
 
 
+async def test_a_promotion_is_undone_that_is_cancelled_while_it_ends_its_questions_to_the_old_master(
+    topology_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the last thing before the epoch is raised, and the replicas are stopped."""
+    undone = list[str]()
+
+    async def members(*_: object) -> object:
+        return [replica("west", "1-1-1"), replica("north", "1-1-1"), master(None)], True
+
+    async def go_on(*_: object) -> object:
+        return master(None), ""
+
+    @asynccontextmanager
+    async def asked(_: LostMaster) -> AsyncIterator[None]:
+        yield
+        raise asyncio.CancelledError
+
+    async def restore(_: Promoter, replicas: ReplicationSet, *__: object) -> None:
+        undone.append(replicas.master.name)
+
+    monkeypatch.setattr(LostMaster, "asked", asked)
+    for name, instead in (("_members_of_lost", members), ("_choose", go_on), ("_make_ready", go_on)):
+        monkeypatch.setattr(Promoter, name, instead)
+    monkeypatch.setattr(Promoter, "_restore", restore)
+    with pytest.raises(asyncio.CancelledError):
+        await promoter_at(topology_file).promote("db", PromotionRequest(master_lost=True))
+    assert undone == ["east-db"]
+
+
 @pytest.fixture
 async def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     return loop_clock(monkeypatch)
