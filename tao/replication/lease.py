@@ -21,6 +21,7 @@ stop the writes of a healthy server because its watchers are gone.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -42,6 +43,9 @@ _NOW: Final = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)"
 _EVENT: Final = "tao.close_without_lease"
 _GRACE: Final = "grace_ms="
 """How the comment of the event begins. That of an earlier version has no comment, and no grace."""
+
+LastRenewal = Callable[[], Awaitable[float]]
+"""Returns when, on the loop's clock, a lease was renewed last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,3 +231,15 @@ async def _write(session: DatabaseSession, ends: str, condition: str, deadline: 
             await session.run("ROLLBACK; SET SESSION sql_log_bin = 1", deadline=deadline)
         raise
     return bool(results[3][0][0])
+
+
+async def lease_over_at(after_seconds: float, last_renewal: LastRenewal | None, latest: float) -> float:
+    """Return when it is so long after the last renewal of a lease; at once for 0, which a server without leases has.
+
+    ``latest``: no renewal has begun later, whatever is known of the last one: since then this process holds the lock,
+    or no server receives. So the watchers of a region that is lost with its master need not be waited for any longer.
+    """
+    if not after_seconds:
+        return 0.0
+    since = latest if last_renewal is None else min(latest, await last_renewal())
+    return since + after_seconds

@@ -47,6 +47,25 @@ async def reject_late_promotion(store: TopologyStore, replicas: ReplicationSet, 
         await _change(store, replicas, lambda found: found)
 
 
+class ChangesUnderWay:
+    """Changes that a run which gave up may have left with the store."""
+
+    def __init__(self, store: TopologyStore) -> None:
+        self._store: Final = store
+        self._rejected: Final[dict[str, Mapping[str, int]]] = {}
+        """Database → the epochs in its servers' rows when they were rejected last."""
+
+    async def reject(self, replicas: ReplicationSet, members: Sequence[SetMember], epochs: Mapping[str, int]) -> None:
+        """Store the document anew, so that each fails that is still under way. Raises as `_change`.
+
+        ``epochs``: those in the servers' rows. Once is enough until one is raised again, as each run does before it has
+        another server named: a watcher may come here each second for hours."""
+        name, all_known = replicas.database.name, all(each.is_master or each.state is not None for each in members)
+        if not all_known or self._rejected.get(name) != epochs:
+            await _change(self._store, replicas, lambda found: found)
+            self._rejected[name] = epochs
+
+
 async def _change(store: TopologyStore, replicas: ReplicationSet, change: Callable[[Topology], Topology]) -> Topology:
     """Change the topology while it names the set's master, and retry when something else in the document changed at the
     same time: marks do when a region fails.

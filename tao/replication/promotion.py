@@ -26,10 +26,10 @@ from tao.model.topology import Database, Topology
 from tao.replication.concurrent_steps import all_of, both
 from tao.replication.followers import follow_master, give_back
 from tao.replication.kept_sessions import KeptSessions
-from tao.replication.lease import LeaseTerms, grant_lease, lease_terms, server_unix_ms
+from tao.replication.lease import LastRenewal, LeaseTerms, grant_lease, lease_over_at, lease_terms, server_unix_ms
 from tao.replication.locks import LockHold, Locks, hold_exclusively, mastership_lock
 from tao.replication.lost_master import LostMaster
-from tao.replication.mastership_changes import keep_master, name_master, reject_late_promotion
+from tao.replication.mastership_changes import ChangesUnderWay, keep_master, name_master, reject_late_promotion
 from tao.replication.promotion_plan import (
     MasterAnswers,
     PromotionRefused,
@@ -135,7 +135,6 @@ class PromotionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OnStep = Callable[[PromotionStep], Awaitable[None]]
-LastRenewal = Callable[[], Awaitable[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +212,7 @@ class Promoter:
         self._on_step: Final = on_step
         self._silent: Final = set[str]()
         self._runs: Final[dict[str, _Run]] = {}
+        self._under_way: Final = ChangesUnderWay(store)
 
     async def observe(self, database: str) -> list[SetMember]:
         """Return the current state of the servers of a database. Raises `TopologyError` when there is no such
@@ -479,9 +479,9 @@ class Promoter:
         unless: asyncio.Event,
     ) -> float:
         """Wait until a master that cannot be reached has closed itself, or ``unless`` is set. ``latest``: as in
-        `_over_at`. Returns how many seconds after a renewal it does so, 0 for one that keeps no lease."""
+        `lease_over_at`. Returns how many seconds after a renewal it does so, 0 for one that keeps no lease."""
         lasts = max(each.over_after_seconds for each in await self._lease_terms(replicas, others))
-        over_at = await _over_at(lasts, last_renewal, latest)
+        over_at = await lease_over_at(lasts, last_renewal, latest)
         await replicas.wait(over_at - asyncio.get_running_loop().time(), unless)
         return lasts
 
@@ -491,7 +491,7 @@ class Promoter:
         """Return when a master whose replicas have all stopped receiving answers no critical read any more."""
         latest = asyncio.get_running_loop().time()
         terms = await self._lease_terms(replicas, others)
-        return await _over_at(max(each.reads_over_after_seconds for each in terms), last_renewal, latest)
+        return await lease_over_at(max(each.reads_over_after_seconds for each in terms), last_renewal, latest)
 
     async def _outlast(
         self,
@@ -501,7 +501,7 @@ class Promoter:
         over_at: float,
         unless: asyncio.Event,
     ) -> None:
-        """Wait until a master that can acknowledge no write answers no critical read either, at ``over_at``, or
+        """Wait until a master that can acknowledge no write answers no critical read either, at ``lease_over_at``, or
         ``unless`` is set.
 
         It may be open for longer, so the other servers forget it first: one that restarts would receive from it again.
@@ -599,7 +599,13 @@ class Promoter:
         epochs, without_tables = await replicas.epochs_as_masters(members)
         region = unfinished(members, epochs, replicas.database.version_epoch)
         if region is not None:
-            done = await self._end_interrupted(replicas, region, members, epochs, last_renewal)
+            try:
+                done = await self._end_interrupted(replicas, region, members, epochs, last_renewal)
+            except PromotionRefused:
+                if master.state is None:  # as below: it may be there, and may now overtake that promotion
+                    await self._under_way.reject(replicas, members, epochs)
+                    await give_back(replicas, before or members)
+                raise
             return msgspec.structs.replace(done, without_tables=without_tables)
         if master.state is None:
             # It is there when it refuses, and perhaps otherwise, out of the reach of this process alone. As long as its
@@ -627,7 +633,7 @@ class Promoter:
     ) -> PromotionResult:
         """Finish the interrupted promotion of a region's server, or open the old master under an epoch above it if that
         may have acknowledged what the server lacks. Raises `PromotionRefused` when neither is safe."""
-        members = await asyncio.gather(*map(replicas.as_successor, members))
+        members = await replicas.compared(members, region)
         master = next(each for each in members if each.is_master)
         promoted = promoted_only_in_rows(members, epochs, replicas.database.version_epoch)
         opened = [each.name for each in promoted if await replicas.was_opened(each)]
@@ -648,11 +654,16 @@ class Promoter:
             _, master = await replicas.beside_master(region)
         if master.state is not None:
             await replicas.close(master.region)
-        # Only now has the old master everything that it will ever have.
-        members = await asyncio.gather(*map(replicas.as_successor, await replicas.members()))
+        else:
+            # A commit may still be on its way to a replica, and without leases nothing else fences the master.
+            await all_of(*map(replicas.stop_receiving, replicas.places_of_replicas(members)))
+        # Only now has the old master everything that it will ever have acknowledged.
+        members = await replicas.compared(await replicas.members(), region)
         why = overtaking(region, members, opened, semi_sync=replicas.database.semi_sync)
+        if master.state is None and any(each.is_master and each.state is not None for each in members):
+            why = f"it answers again{why and ', and '}{why}"
         if why:
-            raise PromotionRefused(f"{master.name} was open until now, and {why}: the next run opens it again")
+            raise PromotionRefused(f"{master.name} was open until now, and {why}: the next run goes on from there")
         chosen = next(each for each in members if each.region == region)
         await self._apply_and_detach(replicas, chosen)
         # The old master may have been lost when the interrupted run began.
@@ -782,15 +793,3 @@ class Promoter:
         replicas.check_hold()
         if self._on_step is not None:
             await self._on_step(step)
-
-
-async def _over_at(after_seconds: float, last_renewal: LastRenewal | None, latest: float) -> float:
-    """Return when it is so long after the last renewal of a lease; at once for 0, which a server without leases has.
-
-    ``latest``: no renewal has begun later, whatever is known of the last one: since then this process holds the lock,
-    or no server receives. So the watchers of a region that is lost with its master need not be waited for any longer.
-    """
-    if not after_seconds:
-        return 0.0
-    since = latest if last_renewal is None else min(latest, await last_renewal())
-    return since + after_seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -396,6 +396,19 @@ class ReplicationSet:
         # One that was promoted, and of which the topology does not know yet, names itself.
         own = await self.epoch_as_master(member.region)
         return replace(member, is_outdated=max(of_master, own) < self.database.version_epoch)
+
+    async def compared(self, members: Sequence[SetMember], region: str) -> list[SetMember]:
+        """Return the servers as `overtaking` compares them. The master and the region's server are asked again, after
+        the others: either may be open, and then what a replica has received from it meanwhile would seem to be lacking.
+        Raises `TaoError`."""
+        last = [each.region for each in members if each.state is not None and (each.is_master or each.region == region)]
+        again = {each.region: each for each in await asyncio.gather(*map(self.member, last))}
+        return await asyncio.gather(*(self.as_successor(again.get(each.region, each)) for each in members))
+
+    def places_of_replicas(self, members: Iterable[SetMember]) -> list[str]:
+        """Return the places of the whole servers that follow the master, whether they receive just now or not."""
+        master_region = self.database.master_region
+        return [each.region for each in members if each.is_complete and self.follows(each, master_region)]
 
     async def epochs_as_masters(self, members: Iterable[SetMember]) -> tuple[dict[str, int], dict[str, str]]:
         """Return `epoch_as_master` of each server that answers, and the errors of servers without shard tables.

@@ -23,6 +23,7 @@ from tao.model.topology import Database
 from tao.replication.accounts import Account
 from tao.replication.gtid import GtidSet
 from tao.replication.lease import (
+    LastRenewal,
     LeaseTerms,
     install_lease,
     lease_terms,
@@ -38,7 +39,7 @@ from tao.replication.locks import (
     hold_exclusively,
     mastership_lock,
 )
-from tao.replication.promotion import LastRenewal, Promoter, PromotionResult
+from tao.replication.promotion import Promoter, PromotionResult
 from tao.replication.promotion_plan import (
     MasterAnswers,
     PromotionRefused,

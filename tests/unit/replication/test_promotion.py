@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from functools import partialmethod
 from pathlib import Path
 from typing import cast
 
 import pytest
-from msgspec.structs import replace
 
-from tao.model.errors import OperatorError, TopologyConflict, TopologyError, Unavailable
+from tao.model.errors import OperatorError, TopologyError, Unavailable
 from tao.model.ports import TopologyStore
 from tao.model.topology import CacheServer, Region, Tier, Topology
 from tao.replication import promotion
 from tao.replication.accounts import Account
 from tao.replication.concurrent_steps import both
-from tao.replication.lease import LeaseTerms
+from tao.replication.lease import LeaseTerms, lease_over_at
 from tao.replication.locks import FileLocks, mastership_lock
 from tao.replication.lost_master import LostMaster
-from tao.replication.mastership_changes import name_master
 from tao.replication.promotion import (
     OnStep,
     Promoter,
@@ -29,12 +27,11 @@ from tao.replication.promotion import (
     PromotionStep,
     _Installed,
     _Loss,
-    _over_at,
 )
 from tao.replication.promotion_plan import MasterAnswers, PromotionRefused, PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.topology import edits
-from tao.topology.document import dump_topology, parse_topology
+from tao.topology.document import dump_topology
 from tao.topology.file_store import TopologyFile
 from tests.rigs.pacing import ManualClock, loop_clock
 from tests.unit.replication.members import master, replica
@@ -248,6 +245,9 @@ async def test_an_interrupted_promotion_is_finished_only_when_the_lease_of_a_sil
     async def beside_master(_: ReplicationSet, region: str) -> object:
         return members[1], members[0]
 
+    async def member(_: ReplicationSet, region: str) -> SetMember:
+        return next(each for each in members if each.region == region)
+
     async def wait_for_lease(*_: object) -> None:
         done.append("wait")
 
@@ -269,6 +269,7 @@ async def test_an_interrupted_promotion_is_finished_only_when_the_lease_of_a_sil
         ("members", all_members),
         ("epochs_as_masters", epochs_as_masters),
         ("close", close),
+        ("member", member),
         ("beside_master", beside_master),
         ("as_successor", as_successor),
         ("was_opened", was_opened),
@@ -297,7 +298,7 @@ async def test_the_lease_is_over_no_later_than_after_the_moment_from_which_nobod
         assert renewed_at is not None
         return renewed_at
 
-    assert await _over_at(2.5, None if renewed_at is None else last_renewal, 10.0) == over_at
+    assert await lease_over_at(2.5, None if renewed_at is None else last_renewal, 10.0) == over_at
 
 
 async def test_a_promotion_goes_on_only_when_both_of_two_concurrent_steps_have_ended() -> None:
@@ -540,127 +541,6 @@ async def test_a_watcher_that_looks_for_a_promotion_to_finish_in_vain_does_not_h
     async with FileLocks(topology_file).held(mastership_lock("db"), exclusive=True):
         with pytest.raises(PromotionRefused, match="tao reseed"):
             await promoter_at(topology_file).finish("db")
-
-
-def _have_commits_wait(topology_file: Path) -> None:
-    stored = parse_topology(topology_file.read_bytes(), "topology")
-    waits = replace(stored.databases[0], semi_sync=True)
-    topology_file.write_text(dump_topology(replace(stored, databases=(waits,))))
-
-
-class Interrupted:
-    """A promotion of the west that was interrupted when its epoch had been raised to 9, without any database. ``done``:
-    what is done next."""
-
-    def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch, *members: SetMember) -> None:
-        self.done = list[str]()
-        self.file = file
-
-        async def all_members(_: ReplicationSet) -> object:
-            return members
-
-        async def epochs_as_masters(*_: object) -> object:
-            return {"west-db": 9}, {}
-
-        async def close(_: ReplicationSet, region: str) -> None:
-            self.done.append(f"close {region}")
-
-        async def is_not_opened(*_: object) -> bool:
-            return False
-
-        async def as_successor(_: ReplicationSet, member: SetMember) -> SetMember:
-            return member
-
-        async def apply_and_detach(_: Promoter, __: ReplicationSet, chosen: SetMember) -> None:
-            self.done.append(f"finish {chosen.region}")
-            raise Unavailable("the rest is not of interest")
-
-        async def open_master(_: Promoter, replicas: ReplicationSet, **__: object) -> None:
-            self.done.append(f"open {replicas.master.name} under {replicas.database.version_epoch}")
-            raise Unavailable("the rest is not of interest")
-
-        for name, instead in (
-            ("members", all_members),
-            ("epochs_as_masters", epochs_as_masters),
-            ("close", close),
-            ("was_opened", is_not_opened),
-            ("as_successor", as_successor),
-        ):
-            monkeypatch.setattr(ReplicationSet, name, instead)
-        monkeypatch.setattr(Promoter, "_apply_and_detach", apply_and_detach)
-        monkeypatch.setattr(Promoter, "_open", open_master)
-
-
-@pytest.mark.parametrize("overtaken", [False, True])
-@pytest.mark.parametrize("semi_sync", [False, True])
-@pytest.mark.parametrize("bring", [Promoter.restore, Promoter.finish])
-async def test_an_interrupted_promotion_is_undone_once_the_old_master_has_gone_on_without_it(
-    topology_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    overtaken: bool,
-    semi_sync: bool,
-    bring: Callable[[Promoter, str], Awaitable[object]],
-) -> None:
-    """The server whose epoch was raised did not answer for a while, so the old master was opened again."""
-    if semi_sync:
-        _have_commits_wait(topology_file)
-    has = "1-1-2" if overtaken else "1-1-1"
-    members = (
-        master(has, closed=True),
-        replica("west", "1-1-1,2-2-9", alone=True),
-        replica("north", has, receiving=True),
-    )
-    interrupted = Interrupted(topology_file, monkeypatch, *members)
-    with pytest.raises(Unavailable):
-        await bring(promoter_at(topology_file), "db")
-    assert interrupted.done == ["close east", "open east-db under 10" if overtaken else "finish west"]
-
-
-async def test_the_run_that_was_interrupted_cannot_make_its_server_master_any_more_once_the_old_one_goes_on(
-    topology_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its compare-and-set was on its way, and is repeated when it has lost against another one."""
-    began = promoter_at(topology_file)
-    replicas = await began._set("db")
-    late = await began._store.load()
-    members = master("1-1-2", closed=True), replica("west", "1-1-1,2-2-9", alone=True), replica("north", None)
-    Interrupted(topology_file, monkeypatch, *members)
-    with pytest.raises(Unavailable):
-        await promoter_at(topology_file).restore("db")
-    with pytest.raises(TopologyConflict):
-        await began._store.change(late.version, edits.promote(late, "db", "west", 9))
-    with pytest.raises(TopologyError, match="not above 10"):
-        await name_master(began._store, replicas, "west", 9, "")
-
-
-@pytest.mark.parametrize("answers", [False, True])
-async def test_a_late_promotion_of_a_silent_server_is_rejected_before_the_old_master_goes_on(
-    topology_file: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
-) -> None:
-    """The run that raised its epoch has given up, because the store did not answer its compare-and-set."""
-    store = promoter_at(topology_file)._store
-    late = await store.load()
-    goes_on = list[str]()
-
-    async def members(_: ReplicationSet) -> object:
-        return [master("1-1-1" if answers else None), replica("west", None), replica("north", "1-1-1", stopped=True)]
-
-    async def epochs_as_masters(*_: object) -> object:
-        return {}, {}
-
-    async def go_on(*_: object, **__: object) -> dict[str, str]:
-        with pytest.raises(TopologyConflict):
-            await store.change(late.version, edits.promote(late, "db", "west", 9))
-        goes_on.append("the old master")
-        raise Unavailable("the rest is not of interest")
-
-    monkeypatch.setattr(ReplicationSet, "members", members)
-    monkeypatch.setattr(ReplicationSet, "epochs_as_masters", epochs_as_masters)
-    monkeypatch.setattr(Promoter, "_open", go_on)
-    monkeypatch.setattr(promotion, "give_back", go_on)
-    with pytest.raises(Unavailable):
-        await promoter_at(topology_file).restore("db")
-    assert goes_on == ["the old master"]
 
 
 @pytest.mark.parametrize("step", [PromotionStep.FENCE, PromotionStep.STOP_RECEIVING, PromotionStep.RAISE_EPOCH])
