@@ -109,12 +109,17 @@ class EtcdDocuments:
         self.on_change: Callable[[Topology], None] = lambda _: None
         """Called with each newer document that is stored."""
         self._loop: Final = loop
+        self._network: Final = network
         self._local: Final = _LocalTopology(_Local(self.etcd), PLACE, on_error=_ignore)
         self._head = b""
 
     def store(self, before: int, changed: Topology) -> None:
         """Store a document at once in place of the one of that version (0: as the first)."""
         self._local.store(before, changed)
+
+    def reaches(self, process: Process) -> bool:
+        """Return whether etcd answers a process now."""
+        return not self.etcd.is_away and not self._network.is_cut(process, self.machine)
 
     async def until_there(self) -> None:
         """Wait until etcd answers at its own machine."""

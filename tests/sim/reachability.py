@@ -4,6 +4,10 @@ A hit needs a follower. A miss needs a way from there to a database that has the
 by another region's leader, or, for followers with a database account, directly to the region's own database. These are
 the only ways that docs/explanation/failures.md gives the product: a read that none of them leads to no server could
 have answered.
+
+A server serves the shards that the topology in its use gives it, and asks the leaders that are named there. While etcd
+is cut off from some servers, a change reaches only the others: a leader has given up a shard, and its successor has not
+heard of it, or a follower asks the former leader.
 """
 
 from __future__ import annotations
@@ -43,6 +47,9 @@ class Situation(Protocol):
     @property
     def databases(self) -> dict[str, SimDatabase]: ...
 
+    def outdated_routes(self, process: Process) -> Routes | None:
+        """Return the routes in use at a cache server that cannot read the newest topology; None for one that can."""
+
 
 class Reachability:
     """The ways through one world, as it is at the moment of each call."""
@@ -63,7 +70,11 @@ class Reachability:
         """
         routes, shard = self._current(), key >> SHARD_SHIFT
         hosts = [host for tier in routes.follower_tiers(client.region) for host in tier.hosts(shard)]
-        reached = [follower for host in hosts if (follower := self._server(client, host, _CLIENT_HOP_SECONDS))]
+        reached = [
+            follower
+            for host in hosts
+            if (follower := self._server(client, host, _CLIENT_HOP_SECONDS)) and self._hosts(follower, shard)
+        ]
         if not reached:
             return "no follower that has the shard is within the client's reach"
         ways = [database for follower in reached for database in self._ways(follower, routes, shard)]
@@ -92,7 +103,7 @@ class Reachability:
         own = self._situation.databases[routes.database_server(shard, region).name]
         master_region = routes.master_region(shard)
         regions = [each for each in routes.database_of(shard).servers if each != region]
-        leader = self._server(follower, routes.leaders(region).home(shard), _IN_TIME_SECONDS)
+        leader = self._leader(follower, region, shard, _IN_TIME_SECONDS)
         if leader is not None:
             left = _IN_TIME_SECONDS - self._seconds(follower, leader)
             if self._reads(leader, own, left):
@@ -108,10 +119,26 @@ class Reachability:
     def _by_leader_of(
         self, region: str, asker: Process, routes: Routes, shard: int, seconds: float
     ) -> Iterator[SimDatabase]:
-        leader = self._server(asker, routes.leaders(region).home(shard), seconds)
+        leader = self._leader(asker, region, shard, seconds)
         database = self._situation.databases[routes.database_server(shard, region).name]
         if leader is not None and self._reads(leader, database, seconds - self._seconds(asker, leader)):
             yield database
+
+    def _routes_of(self, process: Process) -> Routes:
+        return self._situation.outdated_routes(process) or self._current()
+
+    def _hosts(self, follower: Process, shard: int) -> bool:
+        """Return whether the follower knows that it has the shard."""
+        tiers = self._routes_of(follower).follower_tiers(follower.region)
+        return any(host.name == follower.name for tier in tiers for host in tier.hosts(shard))
+
+    def _leader(self, asker: Process, region: str, shard: int, seconds: float) -> Process | None:
+        """Return the leader that ``asker`` asks for the shard, if it answers within ``seconds`` and knows that it leads
+        the shard."""
+        leader = self._server(asker, self._routes_of(asker).leaders(region).home(shard), seconds)
+        if leader is None or self._routes_of(leader).leaders(region).home(shard).name != leader.name:
+            return None
+        return leader
 
     def _server(self, here: Process, server: CacheServer, seconds: float) -> Process | None:
         """Return the server's process if it answers within ``seconds``."""

@@ -323,6 +323,28 @@ def test_what_befalls_etcd_alone_makes_no_read_fail_and_needs_no_excuse() -> Non
     assert judged
 
 
+@pytest.mark.parametrize("accounts", [False, True])
+def test_a_miss_is_excused_while_its_new_leader_has_not_heard_of_the_shard_but_not_past_leaders(accounts: bool) -> None:
+    # The former leader reaches etcd and gives shard 3 up. All others are cut off, its successor among them.
+    compacted, read = Fault(20.0, "etcd compacted", 3, 0, 30.0), Op(22.0, 1, "assoc_range", 3, 7, "follows", 25)
+    shape = Shape(leaders=2, etcd=True, reads_databases=accounts)
+    outcome = run(msgspec.structs.replace(make_plan(1, 1, shape, kinds={}), faults=(compacted,), ops=(read,)))
+    assert outcome.violation is None
+    assert outcome.results == ({"done": 1} if accounts else {"DEADLINE_EXCEEDED": 1})
+    assert outcome.looked_at["single_failure_reads"] == accounts
+    assert outcome.looked_at["excused_reads"] == (not accounts)
+
+
+def test_a_miss_is_not_excused_while_its_follower_and_its_former_leader_have_not_heard_of_the_successor() -> None:
+    # Everyone is cut off, and uses the topology that gives shard 2 to the former leader.
+    compacted, read = Fault(20.0, "etcd compacted", 2, 0, 30.0), Op(22.0, 1, "assoc_range", 2, 7, "follows", 25)
+    shape = Shape(leaders=2, etcd=True)
+    outcome = run(msgspec.structs.replace(make_plan(1, 1, shape, kinds={}), faults=(compacted,), ops=(read,)))
+    assert outcome.violation is None
+    assert outcome.results == {"done": 1}
+    assert (outcome.looked_at["single_failure_reads"], outcome.looked_at["excused_reads"]) == (1, 0)
+
+
 def test_only_reads_that_no_server_could_answer_are_excused() -> None:
     excused = {}
     for accounts in (False, True):

@@ -36,6 +36,7 @@ from tao.model.topology import Database, Topology
 from tao.observability.logs import Logger
 from tao.replication.locks import FileLocks, Locks
 from tao.replication.shard_move_plan import holder_of, master_of
+from tao.routing.routes import Routes
 from tao.routing.topology_changes import record_change
 from tao.runtime.admin import AdminPages
 from tao.schema.registry import Schema, load_schema
@@ -453,6 +454,14 @@ class World:
         """Return the document that a process reads now."""
         role, region = self._roles.get("" if process is None else process.name, ("", ""))
         return self.topology if role == "watcher" else self.late_topologies.get(region, self.topology)
+
+    def outdated_routes(self, process: Process) -> Routes | None:
+        """See `tests.sim.reachability.Situation`."""
+        server = self.servers.get(process.name)
+        if self.documents is None or server is None or self.documents.reaches(process):
+            return None
+        routes: Routes = server._context.configuration.routes
+        return routes
 
     def _look_at_topology(self, on_change: Callable[[Topology], None]) -> None:
         """Note a change of the file; reading it takes a thread a moment, also for a process that was paused."""
