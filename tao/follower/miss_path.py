@@ -53,8 +53,9 @@ class DirectReadSettings:
     other misses, because the leader may have to ask another region."""
 
     database_seconds: float = 0.25
-    """Longest wait for the region's database before another region that has a copy is asked. A leader may be late
-    because its database hangs: another region has to be asked while the client still waits for this follower."""
+    """Longest wait for the region's database before another region that has a copy is asked, and for that region before
+    a database that is marked down. A leader may be late because its database hangs or because the other region is cut
+    off: the second place has to be asked while the client still waits for this follower."""
 
     max_under_way: int = 256
     """Most queries past the leader at a time; more are refused as overload. A few connections answer as many in some
@@ -62,6 +63,10 @@ class DirectReadSettings:
 
     max_connections: int = 2
     """Most connections to one database server. There are many followers, and all of them come when a leader fails."""
+
+
+_OF_ONE_PLACE: Final = (NotMine, StaleRead, Unavailable, DeadlineExceeded)
+"""Errors of one place that another one may not have."""
 
 
 class FollowerSources(NamedTuple):
@@ -163,46 +168,58 @@ class MissPath:
             ) from failure
 
     async def _read_directly(self, miss: FetchRequest, timeout_seconds: float, reason: str) -> Fetched:
-        shard, began = miss.shard, self._now()
-        is_mastered_here = self._databases.is_mastered_here(shard)
+        """Read the region's database and another region without the leader, which cannot serve for ``reason``.
+
+        A database that is marked down is the last resort: the servers that marked it may be those that cannot be
+        reached, and the other region with them.
+        """
+        shard, until = miss.shard, self._now() + timeout_seconds
+        is_mastered_here, is_down = self._databases.is_mastered_here(shard), self._databases.local_is_down(shard)
         has_other = self._databases.other_region(shard) is not None
+        # If there are two places, the first one must leave time for the second: out of the fetch's own time, and out of
+        # the time for which the client waits.
+        most_seconds = min(self._settings.database_seconds, timeout_seconds / 2)
+        first_seconds = most_seconds if has_other else timeout_seconds
         failure: TaoError = Unavailable("it is marked down")
-        if not self._databases.local_is_down(shard):
-            # If another region can be asked, a database that hangs must leave time for it: out of the fetch's own time,
-            # and out of the time for which the client waits.
-            most_seconds = min(self._settings.database_seconds, timeout_seconds / 2)
-            local_seconds = most_seconds if has_other else timeout_seconds
-            try:
-                found = await fetch_and_wait(
-                    self._database, miss.query, miss.minimum, critical=False, timeout_seconds=local_seconds
-                )
-            except (StaleRead, Unavailable, DeadlineExceeded, Overloaded) as error:
-                if isinstance(error, Overloaded) and not has_other:
-                    raise
-                failure = error  # also `Overloaded`: a database that hangs shows in its few connections being busy
-            else:
+        if not is_down:
+            found = await _read(self._database, miss, first_seconds)
+            if isinstance(found, Fetched):
                 keep = self._is_subscribed(shard) and not self._leader_is_down(shard)
                 return found if keep else msgspec.structs.replace(found, keep=False)
-        if is_mastered_here and isinstance(failure, StaleRead):
-            raise failure  # no other copy has what the master lacks
+            failure = found
+            # `Overloaded` goes elsewhere: a database that hangs shows in its few connections being busy.
+            passes = has_other if isinstance(found, Overloaded) else isinstance(found, _OF_ONE_PLACE)
+            if not passes or (is_mastered_here and isinstance(found, StaleRead)):
+                raise found  # also because no other copy has what the master lacks
         if has_other:
-            left = timeout_seconds - (self._now() - began)
-            try:
-                found = await fetch_and_wait(
-                    self._other_region,
-                    miss.query,
-                    miss.minimum,
-                    critical=False,
-                    timeout_seconds=left,
-                    on_pause=miss.on_pause,
-                )
-            except TaoError as error:
-                if not is_mastered_here:
-                    raise
-                reason = f"{reason}; another region: {error.message}"
-            else:
+            found = await _read(self._other_region, miss, first_seconds if is_down else until - self._now())
+            if isinstance(found, Fetched):
                 return msgspec.structs.replace(found, keep=False)
+            elsewhere = found
+            if is_down and isinstance(elsewhere, _OF_ONE_PLACE):
+                found = await _read(self._database, miss, until - self._now())
+                if isinstance(found, Fetched):
+                    return msgspec.structs.replace(found, keep=False)
+                failure = found
+            if not is_mastered_here:
+                raise elsewhere
+            reason = f"{reason}; another region: {elsewhere.message}"
         kind = DatabaseDown if isinstance(failure, DatabaseDown) else Unavailable
         raise kind(
             f"the leader of shard {shard} cannot serve ({reason}), nor can its database ({failure.message}); try again"
         ) from failure
+
+
+async def _read(source: FetchSource, miss: FetchRequest, timeout_seconds: float) -> Fetched | TaoError:
+    """Return what the source has, or why it has nothing."""
+    try:
+        return await fetch_and_wait(
+            source,
+            miss.query,
+            miss.minimum,
+            critical=False,
+            timeout_seconds=timeout_seconds,
+            on_pause=miss.on_pause,
+        )
+    except TaoError as error:
+        return error

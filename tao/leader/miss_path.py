@@ -45,9 +45,10 @@ class ReplicaSettings:
     """How the region's replica is read."""
 
     fallback_seconds: float = renamed(1.0, formerly="patience_seconds")
-    """How long the replica may take before the master region is asked, and how long the master region's leader may
-    take with a critical read before its database is asked. Misses take milliseconds, and the way to the master
-    region a round trip. So a replica that hangs costs this delay, until it is marked down."""
+    """How long the replica may take before the master region is asked, and the master region before a replica that is
+    marked down. Also how long the master region's leader may take with a critical read before its database is asked.
+    Misses take milliseconds, and the way to the master region a round trip. So a replica that hangs costs this delay,
+    until it is marked down, and a master region that is cut off, until its leaders are known to be down."""
 
     max_fallbacks: int = renamed(64, formerly="max_spread")
     """Queries at a time that go to the master region because the replica was slow, or to its database because its
@@ -91,7 +92,11 @@ class RegionSource:
         if asked.critical:
             deliver_from_task(self._spawn, self._fetch_critical(asked, until), asked.take)
         elif self._replica_is_down(asked.shard):
-            deliver_from_task(self._spawn, self._fetch_from_master_region(asked, until), asked.take)
+            # The replica is the last resort, so a master region that is silent must leave time for it while the reader
+            # waits: a server may be marked down by the region that was cut off from it.
+            seconds = min(self._settings.fallback_seconds, asked.timeout_seconds)
+            fetching = self._fetch_from_master_region(asked, until, seconds)
+            deliver_from_task(self._spawn, fetching, asked.take)
         else:
             # The master region is an alternative, so a replica that hangs must leave time for it.
             asked.instead, asked.instead_until = self._fetch_elsewhere, until
@@ -102,12 +107,14 @@ class RegionSource:
         if isinstance(error, StaleRead | Unavailable | OperatorError | InternalError):
             # The replica is behind a known version, unavailable, or lacks tables or rights while it is being seeded.
             # Ask the master region.
-            fetching = self._fetch_from_master_region(asked, asked.instead_until)
+            seconds = asked.instead_until - self._now()
+            fetching = self._fetch_from_master_region(asked, asked.instead_until, seconds)
             deliver_from_task(self._spawn, fetching, asked.take)
         elif isinstance(error, DeadlineExceeded) and self._diverted < self._settings.max_fallbacks:
             # The replica hangs or is overloaded. Only a bounded share of its queries may go to the master region.
             self._diverted += 1
-            fetching = self._fetch_from_master_region(asked, asked.instead_until)
+            seconds = asked.instead_until - self._now()
+            fetching = self._fetch_from_master_region(asked, asked.instead_until, seconds)
             deliver_from_task(self._spawn, fetching, partial(self._take_diverted, asked.take))
         else:
             deliver(asked.take, error)
@@ -146,19 +153,19 @@ class RegionSource:
             finally:
                 self._diverted -= is_late
 
-    async def _fetch_from_master_region(self, asked: FetchRequest, until: float) -> Fetched:
+    async def _fetch_from_master_region(self, asked: FetchRequest, until: float, seconds: float) -> Fetched:
+        """Give the master region ``seconds``, and the replica what is left ``until`` the fetch must end."""
         self.sent_to_master_region += 1
         query, minimum, on_pause = asked.query, asked.minimum, asked.on_pause
-        left = until - self._now()
         try:
             return await fetch_and_wait(
-                self._master_region, query, minimum, critical=False, timeout_seconds=left, on_pause=on_pause
+                self._master_region, query, minimum, critical=False, timeout_seconds=seconds, on_pause=on_pause
             )
         except (Unavailable, DeadlineExceeded) as error:
             # The master region cannot be reached. By now the replica may have the version that it lacked, even one
             # marked down.
-            seconds = max(until - self._now(), self._settings.fallback_seconds)
+            left = max(until - self._now(), self._settings.fallback_seconds)
             try:
-                return await fetch_and_wait(self._replica, query, minimum, critical=False, timeout_seconds=seconds)
+                return await fetch_and_wait(self._replica, query, minimum, critical=False, timeout_seconds=left)
             except RetryableError:
                 raise error from None

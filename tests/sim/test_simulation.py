@@ -51,7 +51,9 @@ from tests.sim.plans import (
     WRITES,
     Fault,
     Op,
+    Plan,
     Shape,
+    Tempo,
     make_plan,
 )
 from tests.sim.runs import run
@@ -343,6 +345,18 @@ def test_a_miss_is_not_excused_while_its_follower_and_its_former_leader_have_not
     assert outcome.violation is None
     assert outcome.results == {"done": 1}
     assert (outcome.looked_at["single_failure_reads"], outcome.looked_at["excused_reads"]) == (1, 0)
+
+
+def test_a_region_that_is_cut_off_reads_its_own_database_although_it_is_marked_down() -> None:
+    """A watcher across the cut has promoted the database there and marked this region's server down."""
+    shape = Shape(leaders=2, reads_databases=True, watchers=1, etcd=True)
+    tempo = Tempo(quiet_seconds=120.0, calm_seconds=180.0, pace=3.0)
+    read = Op(28.7, 0, "assoc_range_of_state", 9, 6, "subscribers", 39)
+    cut = Fault(9.3, "cut regions", 258, 484, 114.0)
+    outcome = run(Plan(2600365, 1, shape, (read,), (cut,), tempo))
+    assert outcome.violation is None, outcome.violation
+    assert outcome.results == {"done": 1}
+    assert outcome.looked_at["single_failure_reads"] == 1
 
 
 def test_only_reads_that_no_server_could_answer_are_excused() -> None:

@@ -185,12 +185,46 @@ async def test_a_fetch_waits_for_the_database_when_no_other_region_has_a_copy() 
     assert rig.database.given_seconds > DirectReadSettings().database_seconds
 
 
-async def test_a_replica_that_is_marked_down_is_not_asked() -> None:
+async def test_a_replica_that_is_marked_down_is_not_asked_while_the_other_region_answers() -> None:
     rig = Rig(Unavailable("away"))
     rig.databases.down = True
     await rig.fetch(ELSEWHERE)
     assert rig.database.asked == []
     assert len(rig.other_region.asked) == 1
+
+
+@pytest.mark.parametrize("object_id", [HERE, ELSEWHERE])
+@pytest.mark.parametrize("fault", [Unavailable("cut off"), DeadlineExceeded("silent"), NotMine("moving")])
+async def test_a_database_that_is_marked_down_is_read_in_time_when_the_other_region_cannot_serve(
+    fault: TaoError, object_id: int
+) -> None:
+    rig = Rig(DeadlineExceeded("its master region is silent"))
+    rig.databases.down, rig.other_region.fault = True, fault
+    found = await fetch_and_wait(rig.path, ObjectQuery(object_id), 1, critical=False, timeout_seconds=5)
+    assert found.value == encode_object(1, USER, b"")
+    assert not found.keep, "nobody sends this region the changes that the mark stands for"
+    assert rig.database.asked == [(ObjectQuery(object_id), 1, False)]
+    client = ClientSettings()
+    waited_seconds = rig.leaders.given_seconds + rig.other_region.given_seconds
+    assert waited_seconds < client.timeout_seconds * client.first_attempt_share
+
+
+async def test_an_overloaded_region_is_not_relieved_by_a_replica_that_is_marked_down() -> None:
+    rig = Rig(Unavailable("away"))
+    rig.databases.down, rig.other_region.fault = True, Overloaded("full")
+    with pytest.raises(Overloaded):
+        await rig.fetch(ELSEWHERE)
+    assert rig.database.asked == []
+
+
+async def test_when_neither_the_other_region_nor_a_marked_replica_can_serve_the_error_is_the_region_s() -> None:
+    rig = Rig(Unavailable("away"))
+    rig.databases.down = True
+    rig.other_region.fault, rig.database.fault = Unavailable("cut off"), Unavailable("gone away")
+    with pytest.raises(Unavailable, match="cut off"):
+        await rig.fetch(ELSEWHERE)
+    with pytest.raises(Unavailable, match=r"cut off.*gone away"):
+        await rig.fetch(HERE)
 
 
 async def test_what_the_master_database_lacks_is_refused_as_stale_and_can_be_tried_again() -> None:

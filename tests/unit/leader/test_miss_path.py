@@ -215,6 +215,14 @@ async def test_a_replica_that_is_marked_down_is_asked_only_when_the_master_regio
     assert await rig.fetch(ObjectQuery(ELSEWHERE)) == rig.local.answer
 
 
+async def test_a_silent_master_region_leaves_a_waiting_reader_time_for_a_replica_that_is_marked_down() -> None:
+    rig = Rig()
+    rig.marked_down, rig.master_region.fault = True, DeadlineExceeded("silent")
+    query = ObjectQuery(ELSEWHERE)
+    assert await fetch_and_wait(rig.source, query, 0, critical=False, timeout_seconds=5) == rig.local.answer
+    assert rig.master_region.timeouts == [ReplicaSettings().fallback_seconds]
+
+
 async def test_a_master_marked_down_is_still_read_in_its_own_region() -> None:
     rig = Rig()
     rig.marked_down = True
