@@ -108,10 +108,14 @@ class Faults:
 
     def _is_harmless(self, fault: Fault) -> bool:
         """Return whether no request may fail because of a fault. Where nobody holds a lease, which needs a second
-        region, watchers can go, and etcd while nothing changes the topology."""
+        region, watchers can go, and etcd while nothing changes the topology: a server that is cut off serves by the one
+        that it has, and cannot serve shards that only a newer one names."""
         shape = self._world.shape
         has_leases = shape.regions > 1 and shape.watchers > 0
-        return fault.kind in PLANNED or (not has_leases and fault.kind in (*OF_WATCHERS, *ETCD_GONE))
+        if has_leases:
+            return fault.kind in PLANNED
+        is_of_etcd = fault.kind in ETCD_GONE and not self._world.has_new_topology()
+        return is_of_etcd or fault.kind in (*PLANNED, *OF_WATCHERS)
 
     def mend(self) -> None:
         """End all faults."""

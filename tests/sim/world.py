@@ -386,6 +386,9 @@ class World:
             self._check_watchers()
         former = {shard: self.master_of(shard) for shard in range(self.topology.shards)}
         self.topology, self._topology_since = changed, self.loop.now
+        if not self._is_heard_everywhere():
+            # A request may go to a server that serves by the former topology.
+            self.checks.calm.undisturbed = False
         for shard, master in former.items():
             if self.master_of(shard).past is not master.past:
                 self._check_arrived(shard, master)
@@ -495,9 +498,20 @@ class World:
                 return f"{name}: {why}"
         return ""
 
+    def has_new_topology(self) -> bool:
+        """Return whether the topology has changed so recently that a server may not have heard of it yet."""
+        return self.loop.now < self._topology_since + _HEARD_SECONDS
+
+    def _is_heard_everywhere(self) -> bool:
+        """Return whether nobody is cut off from the place of the topology."""
+        documents = self.documents
+        return documents is None or not any(
+            self.network.is_cut(process, documents.machine) for process in self.processes.values()
+        )
+
     def uses_former_topology(self) -> str:
         """Return the first server that has not heard of the topology in time, and what it uses; or nothing."""
-        if self.loop.now < self._topology_since + _HEARD_SECONDS:
+        if self.has_new_topology():
             return ""
         for name, server in self.servers.items():
             version = server._admin.pages.stats()["topology_version"]
