@@ -235,14 +235,13 @@ def _most_frequent(known: dict[str, str]) -> str | None:
 
 
 def _watchers(facts: Facts) -> list[ServerFacts]:
-    """Return the watchers of a cluster that has several: a single one asks nobody."""
-    found = [each for each in facts.servers if each.role == "watcher"]
-    return found if len(found) > 1 else []
+    return [each for each in facts.servers if each.role == "watcher"]
 
 
 def _unheard_watchers(facts: Facts) -> Iterator[Problem]:
-    for watcher in _watchers(facts):
-        if not watcher.is_heard:
+    watchers = _watchers(facts)
+    for watcher in watchers:
+        if not watcher.is_heard and len(watchers) > 1:  # a single one has nobody to be asked by
             yield Problem(
                 watcher.name,
                 "it has no frames address, so others cannot ask when it renewed a lease: they wait for a whole lease "

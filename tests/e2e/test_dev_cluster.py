@@ -184,7 +184,7 @@ async def test_a_detached_cluster_with_etcd_outlives_etcd_and_is_ended_by_down(f
     code, out, err = await tao(folder, "doctor", "--json", *where)
     assert code == 1, err
     findings = json.loads(out)
-    assert all(finding["examined"] for finding in findings)
+    assert [finding for finding in findings if not finding["examined"]] == []
     said = [problem["problem"] for finding in findings for problem in finding["problems"]]
     # The relaxed durability of this cluster, and nothing else; the room on the disk is the machine's.
     assert [text for text in said if "of disk" not in text] == [
