@@ -44,10 +44,13 @@ class IncomingCopy:
 
     state: CopyState
     tables: CopiedRows = field(default_factory=dict)
+    is_renamed: bool = False
+    """Its tables are the shard's by now, so that it has none."""
 
     def copied(self) -> IncomingCopy:
         """Return the same in tables of its own."""
-        return IncomingCopy(self.state, {name: dict(rows) for name, rows in self.tables.items()})
+        tables = {name: dict(rows) for name, rows in self.tables.items()}
+        return IncomingCopy(self.state, tables, self.is_renamed)
 
 
 @dataclass(slots=True)

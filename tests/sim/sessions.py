@@ -114,8 +114,8 @@ class SimSession:
         async def work() -> None:
             check_writable(self.server)  # the account is the leaders'
             copy = self.server.truth.incoming.get(shard)
-            if copy is None:
-                raise TablesMissing(f"{self.server.name} has no {schema}")
+            if copy is None or copy.is_renamed:
+                raise TablesMissing(f"{self.server.name} has no {insert}")
             if copy.tables.get(table, {}).keys() & some.keys():
                 raise OperatorError(f"{insert} has some of the rows already")
             await self.server.execute(write)

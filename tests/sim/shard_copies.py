@@ -114,7 +114,8 @@ async def free_bytes(session: SimSession, *, deadline: float) -> int | None:
 async def copied_tables(session: SimSession, schema: str, *, deadline: float) -> dict[str, CopiedTable]:
     def look(server: SimDatabase) -> dict[str, CopiedTable]:
         shard, incoming = shard_of_schema(schema), shard_of_incoming_schema(schema)
-        is_there = shard in server.rows.shards or incoming in server.rows.incoming
+        copy = None if incoming is None else server.rows.incoming.get(incoming)
+        is_there = shard in server.rows.shards or (copy is not None and not copy.is_renamed)
         return dict(TABLES) if is_there else {}
 
     return await session.run(look, deadline)
@@ -183,8 +184,11 @@ async def apply_rows(
 
     async def work() -> None:
         check_writable(session.server)  # the account is the leaders'
-        if _copy_at(session.server, shard).state.position != advance.before:
+        copy = _copy_at(session.server, shard)
+        if copy.state.position != advance.before:
             raise MoveAborted(f"another process has gone on with the copy of shard {shard}")
+        if net and copy.is_renamed:
+            raise TablesMissing(f"{session.server.name} has no tables of an incoming copy of shard {shard}")
         await session.server.execute(partial(_advance, shard, advance.after, changed))
 
     await session.do(work, deadline)
@@ -248,8 +252,9 @@ def _first(row: tuple[PrimaryKey, object]) -> tuple[Any, ...]:
 
 def _rows(server: SimDatabase, schema: str, table: str) -> dict[PrimaryKey, object]:
     shard, incoming = shard_of_schema(schema), shard_of_incoming_schema(schema)
-    if incoming is not None and incoming in server.rows.incoming:
-        return server.rows.incoming[incoming].tables.get(table, {})
+    copy = None if incoming is None else server.rows.incoming.get(incoming)
+    if copy is not None and not copy.is_renamed:
+        return copy.tables.get(table, {})
     if shard is not None and shard in server.rows.shards:
         return tables_of(server.rows.of_shard(shard))[table]
     raise TablesMissing(f"{server.name} has no {schema}.{table}")
@@ -359,7 +364,7 @@ async def rename_copy(session: SimSession, row: ShardRow, *, deadline: float) ->
         copy = rows.incoming[shard]
         rows.write(changes_of(copy.tables))
         rows.shards[shard] = row
-        copy.tables = {}
+        copy.tables, copy.is_renamed = {}, True
 
     async def work() -> None:
         _copy_at(session.server, shard)
@@ -372,7 +377,8 @@ async def rename_copy(session: SimSession, row: ShardRow, *, deadline: float) ->
 
 async def rename_back(session: SimSession, shard: int, *, deadline: float) -> None:
     def rename(rows: Rows) -> None:
-        rows.incoming[shard].tables = tables_of(rows.of_shard(shard))
+        copy = rows.incoming[shard]
+        copy.tables, copy.is_renamed = tables_of(rows.of_shard(shard)), False
         rows.forget(shard)
 
     async def work() -> None:
