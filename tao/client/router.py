@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tao.client.server_queues import ServerLink, ServerQueue
-from tao.model.errors import InvalidArgument, TopologyError, Unavailable
+from tao.model.errors import TopologyError, Unavailable, UnknownShard
 from tao.model.topology import CacheServer
 from tao.routing.routes import Routes, TierRoutes
 
@@ -62,7 +62,7 @@ class Router:
         return [(server, each.tier) for each in self._tiers for server in each.servers]
 
     def reader(self, shard: int) -> ServerQueue:
-        """Return the server to read a shard from. Raises `InvalidArgument` for a shard that does not exist."""
+        """Return the server to read a shard from. Raises `UnknownShard`."""
         candidates = self._candidates[shard] if 0 <= shard < self.shards else None
         if candidates is None:
             candidates = self._candidates_of(shard)
@@ -111,7 +111,7 @@ class Router:
 
     def _candidates_of(self, shard: int) -> _Candidates:
         if not 0 <= shard < self.shards:
-            raise InvalidArgument(f"there is no shard {shard}; this graph has shards 0 to {self.shards - 1}")
+            raise UnknownShard(f"there is no shard {shard}; this graph has shards 0 to {self.shards - 1}")
         candidates = self._candidates[shard]
         if candidates is None:
             by_tier = [[self._queue_of(server, each.tier) for server in each.hosts(shard)] for each in self._tiers]

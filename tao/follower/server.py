@@ -192,7 +192,7 @@ class FollowerServer(CachingServer[FollowerSettings]):
         if shard in self._subscriptions.hosted:
             return None
         routes = self._context.configuration.routes
-        return self._no_such_shard(shard) or NotMine(
+        return routes.unknown_shard(shard) or NotMine(
             f"follower {self._settings.name} does not host shard {shard}", routes.version
         )
 

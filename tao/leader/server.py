@@ -295,7 +295,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
         """Return why this leader does not serve the shard, or None."""
         if self._ownership.may_read(shard) or shard in self._replica_shards.shards:
             return None
-        return self._no_such_shard(shard) or self._ownership.not_owned(shard)
+        return self._context.configuration.routes.unknown_shard(shard) or self._ownership.not_owned(shard)
 
     def _pass_on(self, shard: int, peer: PeerIdentity) -> TaoError | None:
         """Return why a critical read of this peer does not go on to the shard's master region, or None."""

@@ -21,7 +21,15 @@ from tao.leader.remote_inverses import JOINED_EDGES, InverseFence
 from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.write_path import WritePath, Written, bug_after_commit
 from tao.model.changes import ShardMessages
-from tao.model.errors import InternalError, InvalidArgument, OutcomeUnknown, RequestError, TaoError, Unavailable
+from tao.model.errors import (
+    InternalError,
+    InvalidArgument,
+    OutcomeUnknown,
+    RequestError,
+    TaoError,
+    Unavailable,
+    UnknownShard,
+)
 from tao.model.ids import MAX_RESERVED_IDS, SHARD_SHIFT
 from tao.model.relay import Touch
 from tao.model.rows import IntentRow
@@ -332,12 +340,12 @@ class WriteRequests:
     def _check_far_end(self, write: Write) -> None:
         """Check that the shard of the inverse exists; otherwise the edge would be half an edge for ever.
 
-        Raises `InvalidArgument`."""
+        Raises `UnknownShard`."""
         shards = self._configuration.routes.shards
         schema = self._configuration.schema
         far = max(shards_of(write, schema))
         if far >= shards:
-            raise InvalidArgument(f"there is no shard {far} for the inverse edge; ids lie on shards 0 to {shards - 1}")
+            raise UnknownShard(f"there is no shard {far} for the inverse edge; ids lie on shards 0 to {shards - 1}")
 
     def reserve_ids(self, request: pb.Request, reply: Reply) -> None:
         """Reserve ids on a shard, which are an interval, here or in another region. Raises `InvalidArgument`,

@@ -3,6 +3,7 @@
 TaoError
  ├─ RequestError              the caller must change something before trying again
  │   ├─ InvalidArgument       a number, bound, id or set that no request may carry
+ │   │   ├─ UnknownShard      the graph has no such shard
  │   │   ├─ IdNotReserved     an object's id was chosen by the caller, and may be given to another one later
  │   │   ├─ ObjectDeleted     an object is to be added under the id of one that was deleted
  │   │   ├─ NotCommutative    a write that a journal cannot accept, since it must not be made late or twice
@@ -82,6 +83,13 @@ class InvalidArgument(RequestError):
     """A bound, id, position, limit or time outside what the operation accepts."""
 
     reason = "INVALID_ARGUMENT"
+
+
+class UnknownShard(InvalidArgument):
+    """The shard is none of this graph, or an id lies on such a shard. A server whose topology is older than the
+    sender's answers `NotMine` instead: the shard may have been added since."""
+
+    reason = "UNKNOWN_SHARD"
 
 
 class IdNotReserved(InvalidArgument):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tao.model.errors import InvalidArgument, TopologyError
+from tao.model.errors import TopologyError, UnknownShard
 from tao.model.topology import CacheServer, Database, DatabaseServer, PlacedTier, Region, Role, Tier, Topology, lists
 from tao.routing.shard_map import Ring, ShardMap
 
@@ -86,10 +86,10 @@ class TierRoutes:
         return tuple(server for server in self.servers if not server.down)
 
     def hosts(self, shard: int) -> tuple[CacheServer, ...]:
-        """Return the servers of the shard: its home, then its clones. Raises `InvalidArgument` for an unknown shard."""
+        """Return the servers of the shard: its home, then its clones. Raises `UnknownShard`."""
         if 0 <= shard < len(self._hosts):
             return self._hosts[shard]
-        raise InvalidArgument(f"there is no shard {shard}; they are 0 to {len(self._hosts) - 1}")
+        raise UnknownShard(f"there is no shard {shard}; they are 0 to {len(self._hosts) - 1}")
 
     def receivers(self, shard: int) -> tuple[CacheServer, ...]:
         """Return the servers that receive the shard's changes: its hosts, and the servers that are about to become
@@ -225,15 +225,21 @@ class Routes:
             if all(host.down or host.name == follower for tier in tiers for host in tier.hosts(shard))
         ]
 
+    def unknown_shard(self, shard: int) -> UnknownShard | None:
+        """Return the error of a shard that the topology does not have, or None."""
+        if shard < self.shards:
+            return None
+        return UnknownShard(f"there is no shard {shard}: ids of this graph lie on shards 0 to {self.shards - 1}")
+
     def database_of(self, shard: int) -> Database:
-        """Return the database that holds the shard. Raises `InvalidArgument` for an unknown shard."""
+        """Return the database that holds the shard. Raises `UnknownShard`."""
         found = self._databases[shard] if 0 <= shard < self.shards else None
         if found is None:
-            raise InvalidArgument(f"no database holds shard {shard}; shards are 0 to {self.shards - 1}")
+            raise UnknownShard(f"no database holds shard {shard}; shards are 0 to {self.shards - 1}")
         return found
 
     def database_server(self, shard: int, region: str) -> DatabaseServer:
-        """Return the server of the shard's database in a region. Raises `InvalidArgument` for an unknown shard and
+        """Return the server of the shard's database in a region. Raises `UnknownShard` and
         `TopologyError` when the database has no server there."""
         database = self.database_of(shard)
         found = database.servers.get(region)
@@ -252,5 +258,5 @@ class Routes:
         return master if own.down and not master.down else own
 
     def master_region(self, shard: int) -> str:
-        """Return the region with the master of the shard's database. Raises `InvalidArgument` for an unknown shard."""
+        """Return the region with the master of the shard's database. Raises `UnknownShard`."""
         return self.database_of(shard).master_region

@@ -19,7 +19,7 @@ from typing import Final
 
 import xxhash
 
-from tao.model.errors import InvalidArgument, TopologyError
+from tao.model.errors import InvalidArgument, TopologyError, UnknownShard
 from tao.model.ids import MAX_SHARDS
 
 MAX_POINTS: Final = 1 << 20  # about 16 MB and a second to build, far more than any tier needs
@@ -160,10 +160,10 @@ class ShardMap:
         self._servers: Final = tuple(servers)
 
     def servers(self, shard: int) -> Servers:
-        """Return the servers of the shard, its home first. Raises `InvalidArgument` for an unknown shard."""
+        """Return the servers of the shard, its home first. Raises `UnknownShard`."""
         if 0 <= shard < self.shards:
             return self._servers[shard]
-        raise InvalidArgument(f"there is no shard {shard}; they are 0 to {self.shards - 1}")
+        raise UnknownShard(f"there is no shard {shard}; they are 0 to {self.shards - 1}")
 
     def home(self, shard: int) -> str:
         """Return the server that receives the shard's writes and messages first. Raises as `servers`."""

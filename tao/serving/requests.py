@@ -24,14 +24,23 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from tao.cache import GraphCache
-from tao.model.errors import InternalError, InvalidArgument, SettingsError, TaoError, Unauthorized, Unavailable
+from tao.model.errors import (
+    InternalError,
+    InvalidArgument,
+    NotMine,
+    SettingsError,
+    TaoError,
+    Unauthorized,
+    Unavailable,
+    UnknownShard,
+)
 from tao.model.ports import Clock
 from tao.model.settings import renamed
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.serving.access import GUARDED, OBSERVERS
-from tao.serving.configuration import ServerContext, region_asked
+from tao.serving.configuration import Configuration, ServerContext, region_asked
 from tao.serving.forward_path import bounded_writes
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
@@ -40,7 +49,7 @@ from tao.wire.doorstep import Doorstep
 from tao.wire.frames_server import FrameServer
 from tao.wire.grpc_server import GrpcServer
 from tao.wire.identity import CLIENT, SERVER_ROLES, PeerIdentity
-from tao.wire.session import AnswerAtOnce, AtOnceHandler, Reply, RequestHandler, failure
+from tao.wire.session import AnswerAtOnce, AtOnceHandler, PassedReply, Reply, RequestHandler, failure
 from tao.wire.settings import ServingSettings
 from tao.wire.tls import ServerTls, TlsFiles
 from tao.wire.v1 import session_pb2 as pb
@@ -336,6 +345,28 @@ def kind_for_observer(kind: str, request: pb.Request) -> str:
     return kind
 
 
+class _ReplyToNewer(PassedReply):
+    """A `Reply` to a peer that routes by a newer topology, which may have shards that are not known here. Their
+    requests are not wrong, as `UnknownShard` says: another server may serve them, and soon this one. So the answer is
+    `NotMine`, whatever path found that the shard is unknown."""
+
+    def __init__(self, reply: Reply, configuration: Configuration) -> None:
+        super().__init__(reply)
+        self._configuration: Final = configuration
+
+    def send(self, answer: pb.Answer) -> None:
+        """See `Reply.send`."""
+        for error in (
+            answer.error,
+            *answer.read.errors,
+            *answer.counter_values.errors,
+            *(result.error for result in answer.write.results),
+        ):
+            if error.reason == UnknownShard.reason:
+                error.reason, error.topology_version = NotMine.reason, self._configuration.routes.version
+        self._reply.send(answer)
+
+
 class CacheService:
     """The `RequestHandler` of a cache server's sessions: passes each request to the path that serves it."""
 
@@ -391,10 +422,19 @@ class CacheService:
             check_role(self._rules, kind_for_observer(kind, request) if role in OBSERVERS else kind, role)
             if request.topology_version > self._configuration.routes.version:
                 self._configuration.note_version(request.topology_version)
-            path(request, reply)
+                self._serve_newer(path, request, reply)
+            else:
+                path(request, reply)
         except Unauthorized as error:
             self._audit.request_refused(kind, request, reply.peer, error)
             raise
+
+    def _serve_newer(self, path: Callable[[pb.Request, Reply], None], request: pb.Request, reply: Reply) -> None:
+        """Serve a request whose sender routes by a newer topology. Raises `NotMine` for `UnknownShard`."""
+        try:
+            path(request, _ReplyToNewer(reply, self._configuration))
+        except UnknownShard as error:
+            raise NotMine(error.message, self._configuration.routes.version) from error
 
     def admit(self, request: pb.Request, peer: PeerIdentity) -> None:
         """Check what only this server can check of a read or write that it passes on for its peer: the peer's role, and

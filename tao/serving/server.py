@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 from tao.access.document import AccessDocument
 from tao.cache import CacheSettings, GraphCache
 from tao.cache.settings import DEFAULT_ARENA
-from tao.model.errors import AccessError, InvalidArgument, TopologyError
+from tao.model.errors import AccessError, TopologyError, UnknownShard
 from tao.model.ports import Clock
 from tao.model.topology import CacheServer
 from tao.model.versions import FIRST_EPOCH
@@ -305,7 +305,7 @@ class CachingServer(Generic[SettingsType]):
         def is_mastered_here(shard: int) -> bool:
             try:
                 return configuration.routes.master_region(shard) == context.region
-            except InvalidArgument:  # nobody has checked the shards of a batch yet
+            except UnknownShard:  # nobody has checked the shards of a batch yet
                 return True
 
         policy = policy._replace(access=configuration.access, is_mastered_here=is_mastered_here)
@@ -421,13 +421,6 @@ class CachingServer(Generic[SettingsType]):
         document = await self._access_store.load_if_there()
         if document is not None:
             self._use_access_document(configuration.access, document)
-
-    def _no_such_shard(self, shard: int) -> InvalidArgument | None:
-        """Return the error of a shard that the topology does not have, or None."""
-        shards = self._context.configuration.routes.shards
-        if shard < shards:
-            return None
-        return InvalidArgument(f"there is no shard {shard}: ids of this graph lie on shards 0 … {shards - 1}")
 
     async def _refresh_configuration(self, seconds: float) -> bool:
         """Read the topology that may have changed while this process was paused. Return whether that succeeded in this

@@ -280,4 +280,6 @@ class LeaderRig:
         self.publisher.close_shard(shard)
 
     def _admit(self, shard: int) -> TaoError | None:
-        return None if self.ownership.may_read(shard) else self.ownership.not_owned(shard)
+        if self.ownership.may_read(shard):
+            return None
+        return self.configuration.routes.unknown_shard(shard) or self.ownership.not_owned(shard)

@@ -169,7 +169,8 @@ class FollowerRig:
     def _admit(self, shard: int) -> TaoError | None:
         if shard in self.subscriptions.hosted:
             return None
-        return NotMine(f"{self.name} does not host shard {shard}", self.configuration.routes.version)
+        routes = self.configuration.routes
+        return routes.unknown_shard(shard) or NotMine(f"{self.name} does not host shard {shard}", routes.version)
 
 
 class RegionRig:

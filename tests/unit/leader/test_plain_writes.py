@@ -10,7 +10,7 @@ import pytest
 
 from tao.leader import service
 from tao.leader.write_path import WritePathSettings
-from tao.model.errors import DeadlineExceeded, InvalidArgument, OutcomeUnknown, Overloaded, Unavailable
+from tao.model.errors import DeadlineExceeded, InvalidArgument, OutcomeUnknown, Overloaded, Unavailable, UnknownShard
 from tao.model.rows import IntentKey
 from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, ObjAdd, ObjUpdate, Write
 from tao.wire.convert import write_to_pb
@@ -133,7 +133,7 @@ async def test_a_write_that_is_refused_before_it_is_queued_fails_alone(rig: Lead
     await rig.take(0, 1)
     results = send(rig, friend(1), friend(1, 0), friend(1, make_id(64, 9)))
     await until(lambda: len(results) == 3)
-    assert sorted(reasons(results)) == ["", InvalidArgument.reason, InvalidArgument.reason]
+    assert sorted(reasons(results)) == ["", InvalidArgument.reason, UnknownShard.reason]
 
 
 async def test_a_change_is_delivered_before_its_writer_is_answered(rig: LeaderRig) -> None:
