@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final
 from unittest.mock import patch
 
 from tao.etcd.client import EtcdClient, WatchBroken
 from tao.follower.miss_path import MissPath
 from tao.model.errors import TaoError, Unavailable
+from tao.serving.requests import CacheService
 from tao.serving.sources import FetchRequest
 from tao.topology import etcd_document
 from tao.topology.etcd_document import EtcdDocument, Keys, Snapshot
@@ -63,6 +64,11 @@ def _broken_watch_not_begun_anew() -> Iterator[None]:
         yield
 
 
+def _added_shards_refused_for_good() -> AbstractContextManager[object]:
+    """Let a server that has not heard of an added shard take a request for it for a mistake, whoever sends it."""
+    return patch.object(CacheService, "_serve_newer", lambda _, path, request, reply: path(request, reply))
+
+
 _ETCD: Final = Shape(leaders=2, reads_databases=True, etcd=True)
 ETCD_VARIANTS: Final = (
     Variant(
@@ -80,5 +86,14 @@ ETCD_VARIANTS: Final = (
         frozenset({"topology"}),
         {"etcd compacted": 1},
         _ETCD,
+    ),
+    Variant(
+        "added shards refused for good",
+        _added_shards_refused_for_good,
+        frozenset({"7"}),
+        {"etcd cut off": 1},
+        _ETCD,
+        with_growth=True,
+        first=136,
     ),
 )

@@ -14,6 +14,7 @@ from typing import Final
 
 from tao.admin import shard_tables
 from tao.admin.shard_tables import create_shards
+from tao.model.errors import UnknownShard
 from tao.model.jobs import PausedKind
 from tao.model.rows import RowChanges, ShardRow
 from tao.replication.server_statements import raise_epoch
@@ -21,6 +22,7 @@ from tao.replication.shard_move import MoveSettings, ShardMoves
 from tao.storage.migrations import migrate
 from tao.storage.session import ServerAccount
 from tao.topology import edits
+from tests.sim.checks import Violation
 from tests.sim.clients import Client
 from tests.sim.commands import CommandRun
 from tests.sim.database import SimDatabase
@@ -80,7 +82,11 @@ class Growth:
     async def _add_anywhere(self, client: Client) -> None:
         result = await client.add_anywhere()
         self._world.trace.note("added anywhere", client.process.name, result)
-        self._world.checks.done(f"{client.process.name}: an object on any shard", result)
+        what = f"{client.process.name}: an object on any shard"
+        if result == UnknownShard.reason:
+            # The client routes by a topology that has the shard, whoever has not heard of it.
+            self._world.found(Violation("7", f"{what} was refused as a mistake"))
+        self._world.checks.done(what, result)
 
 
 def growth_substitutes(world: World) -> list[Substitution]:

@@ -129,16 +129,21 @@ class Reachability:
 
     def _hosts(self, follower: Process, shard: int) -> bool:
         """Return whether the follower knows that it has the shard."""
-        tiers = self._routes_of(follower).follower_tiers(follower.region)
+        routes = self._routes_of(follower)
+        if shard >= routes.shards:
+            return False
+        tiers = routes.follower_tiers(follower.region)
         return any(host.name == follower.name for tier in tiers for host in tier.hosts(shard))
 
     def _leader(self, asker: Process, region: str, shard: int, seconds: float) -> Process | None:
         """Return the leader that ``asker`` asks for the shard, if it answers within ``seconds`` and knows that it leads
         the shard."""
         leader = self._server(asker, self._routes_of(asker).leaders(region).home(shard), seconds)
-        if leader is None or self._routes_of(leader).leaders(region).home(shard).name != leader.name:
+        if leader is None:
             return None
-        return leader
+        routes = self._routes_of(leader)
+        leads = shard < routes.shards and routes.leaders(region).home(shard).name == leader.name
+        return leader if leads else None
 
     def _server(self, here: Process, server: CacheServer, seconds: float) -> Process | None:
         """Return the server's process if it answers within ``seconds``."""

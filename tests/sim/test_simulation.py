@@ -369,6 +369,16 @@ def test_new_shards_may_fail_where_a_leader_is_cut_off_from_the_topology_that_na
     assert added == {"done": 3, "DEADLINE_EXCEEDED": 1}, added
 
 
+def test_new_shards_are_served_where_a_follower_is_cut_off_from_the_topology_that_names_them() -> None:
+    shape = Shape(leaders=2, etcd=True)
+    adds = Op(14.0, 0, ADD_SHARDS, 602, 2, "liked_by", 27)
+    cut = Fault(12.0, "etcd cut off", 1, 883, 34.0)
+    outcome = run(Plan(2700056, 1, shape, (adds,), (cut,)))
+    assert outcome.violation is None, outcome.violation
+    added = Counter(event[3] for event in outcome.recent if event[1] == "added anywhere")
+    assert added == {"done": 4}, added
+
+
 def test_only_reads_that_no_server_could_answer_are_excused() -> None:
     excused = {}
     for accounts in (False, True):

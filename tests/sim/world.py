@@ -385,8 +385,9 @@ class World:
         if process is not None and self._roles.get(process.name, ("", ""))[0] == "watcher":
             self._check_watchers()
         former = {shard: self.master_of(shard) for shard in range(self.topology.shards)}
+        adds_shards = changed.shards > self.topology.shards
         self.topology, self._topology_since = changed, self.loop.now
-        if not self._is_heard_everywhere():
+        if not self._is_heard_by_enough(adds_shards=adds_shards):
             # A request may go to a server that serves by the former topology.
             self.checks.calm.undisturbed = False
         for shard, master in former.items():
@@ -502,11 +503,18 @@ class World:
         """Return whether the topology has changed so recently that a server may not have heard of it yet."""
         return self.loop.now < self._topology_since + _HEARD_SECONDS
 
-    def _is_heard_everywhere(self) -> bool:
-        """Return whether nobody is cut off from the place of the topology."""
-        documents = self.documents
-        return documents is None or not any(
-            self.network.is_cut(process, documents.machine) for process in self.processes.values()
+    def _is_heard_by_enough(self, *, adds_shards: bool) -> bool:
+        """Return whether nobody is cut off from the place of the topology. Where it adds shards, followers may be, if
+        another tier of their region hears of it: they refuse requests for these shards, and the others serve them."""
+        if self.documents is None:
+            return True
+        machine = self.documents.machine
+        deaf = {process.name for process in self.processes.values() if self.network.is_cut(process, machine)}
+        if not adds_shards or not deaf.issubset(self.names("follower")):
+            return not deaf
+        return all(
+            any(deaf.isdisjoint(server.name for server in tier.servers) for tier in region.followers)
+            for region in self.topology.regions
         )
 
     def uses_former_topology(self) -> str:
