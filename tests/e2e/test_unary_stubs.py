@@ -227,14 +227,13 @@ def test_an_invalid_request_gets_the_standard_status_with_its_reason(stub: Graph
         ]  # fmt: skip
         for call, asked, reason in cases:
             assert refusal(call, asked) == (invalid, reason), asked
-    for wrong in (0, 1 << 63, (1 << 64) - 1, (SHARDS + 1) << 47 | 1):
-        assert refusal(stub.ObjGet, graph.ObjGetRequest(id=wrong)) == (
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "INVALID_ARGUMENT",
-        )
-        assert refusal(stub.ObjDelete, graph.ObjDeleteRequest(id=wrong))[1] == "INVALID_ARGUMENT"
+    wrong_ids = {0: "INVALID_ARGUMENT", 1 << 63: "INVALID_ARGUMENT", (1 << 64) - 1: "INVALID_ARGUMENT"}
+    wrong_ids[(SHARDS + 1) << 47 | 1] = "UNKNOWN_SHARD"
+    for wrong, reason in wrong_ids.items():
+        assert refusal(stub.ObjGet, graph.ObjGetRequest(id=wrong)) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
+        assert refusal(stub.ObjDelete, graph.ObjDeleteRequest(id=wrong))[1] == reason
     wrong_shard = pb.ReserveIds(shard=SHARDS, count=1)
-    assert refusal(stub.ReserveObjectIds, wrong_shard)[1] == "INVALID_ARGUMENT"
+    assert refusal(stub.ReserveObjectIds, wrong_shard)[1] == "UNKNOWN_SHARD"
     assert refusal(stub.ReserveObjectIds, pb.ReserveIds(shard=0, count=0))[1] == "INVALID_ARGUMENT"
 
 
