@@ -65,7 +65,7 @@ def _broken_watch_not_begun_anew() -> Iterator[None]:
 
 
 def _added_shards_refused_for_good() -> AbstractContextManager[object]:
-    """Let a server that has not heard of an added shard take a request for it for a mistake, whoever sends it."""
+    """Let a server with an older topology refuse requests for an added shard as mistakes, also of newer senders."""
     return patch.object(CacheService, "_serve_newer", lambda _, path, request, reply: path(request, reply))
 
 

@@ -84,7 +84,7 @@ class Growth:
         self._world.trace.note("added anywhere", client.process.name, result)
         what = f"{client.process.name}: an object on any shard"
         if result == UnknownShard.reason:
-            # The client routes by a topology that has the shard, whoever has not heard of it.
+            # The client routes by a topology that has the shard, although some servers may have an older one.
             self._world.found(Violation("7", f"{what} was refused as a mistake"))
         self._world.checks.done(what, result)
 
