@@ -32,6 +32,7 @@ from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.state_folder import service_accounts
 from tao.model.counters import LIFE_HORIZON_SECONDS
+from tao.model.errors import OperatorError
 from tao.model.ids import SHARD_SHIFT
 from tao.model.topology import CacheServer
 from tao.wire.identity import Credentials
@@ -173,16 +174,14 @@ async def _hot(followers: _Followers, size: _Size) -> dict[str, float]:
         after = await followers.stats()
     finally:
         await links.close()
-    await _quiet(followers)
-    values = [(await graph.counter_get(_HOT, COUNTER)).value for graph in followers.graphs]
-    values.append((await followers.graphs[0].counter_get(_HOT, COUNTER, critical=True)).value)
+    settled = await _settled(followers)
     flushes = [now["flushed"] - then["flushed"] for then, now in zip(before, after, strict=True)]
     return {
         "adds_per_second": round(added / seconds),
         "writes_per_second": round(max(flushes) / seconds, 2),
         "cpu_us": round(cpu / added * 1e6, 2),
         "value": added,
-        "error": max(abs(value - added) for value in values),
+        "error": abs(settled - added),
     }
 
 
@@ -190,19 +189,29 @@ def _probe() -> pb.Request:
     return pb.Request(read=pb.ReadBatch())
 
 
-async def _quiet(followers: _Followers) -> None:
+async def _settled(followers: _Followers) -> int:
+    """Return the value of the hot counter once nothing is left to write and all that can be asked say the same. Raises
+    `OperatorError` when that takes too long."""
+
     async def is_written() -> bool:
-        return not any(each["queued"] for each in await followers.stats())
+        return not any(each["queued"] or each["batches_under_way"] for each in await followers.stats())
 
     await within(_PATIENT_SECONDS, is_written, 0.1, "the followers have not written what they counted")
-    # The last flushes have no answers yet when nothing is queued: the values say when they do.
-    sums = [0, 1]
+    # Each follower knows its own additions before the other one's are delivered to it: two that miss as much of each
+    # other agree on a value that lacks it. The database's has everything by now.
+    values = [0, 1]
 
-    async def agree() -> bool:
-        sums[:] = [(await graph.counter_get(_HOT, COUNTER)).value for graph in followers.graphs]
-        return len({*sums}) == 1
+    async def is_agreed() -> bool:
+        reads = [graph.counter_get(_HOT, COUNTER) for graph in followers.graphs]
+        reads.append(followers.graphs[0].counter_get(_HOT, COUNTER, critical=True))
+        values[:] = [found.value for found in await asyncio.gather(*reads)]
+        return len({*values}) == 1
 
-    await within(_PATIENT_SECONDS, agree, 0.1, f"the followers do not agree on the value: {sums}")
+    try:
+        await within(_PATIENT_SECONDS, is_agreed, 0.1, "the followers and the database do not agree on the value")
+    except OperatorError as failure:
+        raise OperatorError(f"{failure}: {values}") from None
+    return values[0]
 
 
 async def _seen(followers: _Followers, size: _Size) -> dict[str, float]:

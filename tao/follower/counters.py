@@ -462,6 +462,7 @@ class Counters:
         return {
             "held": self._totals.held,
             "queued": self._totals.queued,
+            "batches_under_way": self._under_way.total(),
             "added": self.added,
             "flushed": self.flushed,
             "failed": self.failed,

@@ -90,7 +90,26 @@ async def test_additions_are_counted_in_memory_and_flushed_as_totals(region: Reg
     await flushed(region.near)
     assert slots(region) == [SlotTotals(2)]
     assert await value(region.near) == await value(region.near, critical=True) == 2
-    assert region.near.counters.summary() == {"held": 1, "queued": 0, "added": 3, "flushed": 1, "failed": 0, "lost": 0}
+    assert region.near.counters.summary() == {
+        "held": 1,
+        "queued": 0,
+        "batches_under_way": 0,
+        "added": 3,
+        "flushed": 1,
+        "failed": 0,
+        "lost": 0,
+    }
+
+
+async def test_what_is_being_written_is_told_apart_from_what_waits(region: RegionRig) -> None:
+    await write(region.near, adding(A, 3))
+    waiting = region.near.counters.summary()
+    region.near.counters.tick()
+    writing = region.near.counters.summary()
+    await until(lambda: region.near.counters.flushed == 1)
+    written = region.near.counters.summary()
+    shown = [(each["queued"], each["batches_under_way"], each["flushed"]) for each in (waiting, writing, written)]
+    assert shown == [(1, 0, 0), (0, 1, 0), (0, 0, 1)]
 
 
 async def test_what_others_have_flushed_and_what_is_folded_counts_too(region: RegionRig) -> None:
