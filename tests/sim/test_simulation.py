@@ -379,6 +379,18 @@ def test_new_shards_are_served_where_a_follower_is_cut_off_from_the_topology_tha
     assert added == {"done": 4}, added
 
 
+def test_a_server_that_reads_an_old_copy_of_the_topology_starts_again_until_it_can_register() -> None:
+    shape = Shape(regions=2, leaders=2, tiers=2, shards=4, reads_databases=True, workers=2)
+    tempo = Tempo(quiet_seconds=240.0, calm_seconds=300.0, pace=5.0)
+    restart = Fault(16.99135958895013, "planned restart", 707, 8, 0.42462392828022744)
+    late = Fault(17.196453210386128, "topology late", 200, 197, 3.2570363409778826)
+    kill = Fault(20.695663253832397, "kill", 275, 781, 0.49099572140630254)
+    outcome = run(Plan(18000194, 1, shape, (), (restart, late, kill), tempo))
+    assert outcome.violation is None, outcome.violation
+    ends = [event[1] for event in outcome.recent if event[1] in {"ends", "start"} and event[2] == "leader-west-2"]
+    assert ends[-2:] == ["ends", "start"], ends
+
+
 def test_only_reads_that_no_server_could_answer_are_excused() -> None:
     excused = {}
     for accounts in (False, True):

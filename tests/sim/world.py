@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeGuard, TypeVar, cast
 
 import msgspec
 
@@ -29,7 +29,7 @@ from tao.follower.settings import FollowerSettings
 from tao.journal.settings import JournalSettings
 from tao.leader.settings import LeaderSettings
 from tao.model.edge_states import State
-from tao.model.errors import AccessError, TopologyError
+from tao.model.errors import AccessError, TaoError, TopologyConflict, TopologyError
 from tao.model.ports import TopologyStore
 from tao.model.rows import RowChanges
 from tao.model.topology import Database, Topology
@@ -237,6 +237,13 @@ class World:
         self.spawn(self._serve(name, role, process), process)
         self.trace.note("start", name)
 
+    def _may_not_start_for(self, error: Exception, process: Process) -> TypeGuard[TaoError]:
+        """Return whether a server may not start for this error: etcd does not answer, or the file that it reads is an
+        old copy, to which it cannot add itself."""
+        if self.documents is not None:
+            return isinstance(error, TopologyError | AccessError)
+        return isinstance(error, TopologyConflict) and process.region in self.late_topologies
+
     def spawn(self, job: Coroutine[Any, Any, None], process: Process | None = None) -> None:
         """Run a coroutine in the context of a process, or outside of all."""
         task = self.loop.create_task(job, context=Context() if process is None else process.context.copy())
@@ -254,10 +261,10 @@ class World:
         try:
             self.servers[name] = await server.start()
         except Exception as error:  # noqa: BLE001 - a server that cannot start is a finding, whatever the cause
-            if self.documents is None or not isinstance(error, TopologyError | AccessError):
+            if not self._may_not_start_for(error, process):
                 self.found(Violation("unforeseen", f"{name} does not start: {error!r}"))
                 return
-            self.trace.note("ends", name, error.message)  # etcd does not answer: an operating system starts it again
+            self.trace.note("ends", name, error.message)  # an operating system starts it again
             self.kill(name)
             self.loop.call_later(_AGAIN_SECONDS, self.start_server, name, context=Context())
 
