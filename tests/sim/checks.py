@@ -513,8 +513,7 @@ class Checks:
                 raise Violation("join", f"{edge}: {near} here, {far} there; {operation} was acknowledged")
         for node, state in self._node_operations.items():
             master = self._master_of(node.id1 >> SHARD_SHIFT)
-            lost = any(node.id1 in (pair.low_id, pair.high_id) for pair in master.past.lost_pairs)
-            if not lost and master.truth.nodes.get(node, UNSET_NODE) < state:
+            if node not in master.past.lost_nodes and master.truth.nodes.get(node, UNSET_NODE) < state:
                 raise Violation("join", f"{_name(node.id1)} {node.atype}: {state} was acknowledged")
 
     def committed(self, _: SimDatabase, changes: RowChanges) -> None:

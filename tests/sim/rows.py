@@ -237,6 +237,8 @@ class Past:
         """Object (with 0) or list → (time in seconds, version reached then), in the order of time."""
         self.lost_jobs: Final[set[int]] = set()
         """Jobs in lost transactions."""
+        self.lost_nodes: Final[set[ListKey]] = set()
+        """Nodes whose operations are in lost transactions."""
         self.lost_pairs: Final[set[IntentKey]] = set()
         """Pairs of the edges in lost transactions: what other databases had written about them was not lost."""
         self.repaired_pairs: Final[set[IntentKey]] = set()
@@ -257,6 +259,7 @@ class Past:
             self.lost_pairs.update(changes.delete_intents)
             self.repaired_pairs.clear()
             self.lost_jobs.update(changes.put_jobs)
+            self.lost_nodes.update(changes.put_nodes)
 
     def _lose(self, key: tuple[int, int], versions: Iterable[int], left: int) -> None:
         known = self.lost[key]
@@ -278,6 +281,7 @@ class Past:
         self.foreign.difference_update(foreign)
         other.lost_pairs.update(self.lost_pairs)
         other.lost_jobs.update(self.lost_jobs)
+        other.lost_nodes.update(self.lost_nodes)
 
     def least(self, key: int, atype: int, version: int) -> int:
         """Return the version that a reader who knows ``version`` may demand: a lower one if it is lost."""

@@ -391,6 +391,16 @@ def test_a_server_that_reads_an_old_copy_of_the_topology_starts_again_until_it_c
     assert ends[-2:] == ["ends", "start"], ends
 
 
+def test_an_operation_on_a_node_without_edges_is_lost_with_its_master() -> None:
+    shape = Shape(regions=2, followers=2, reads_databases=True, workers=2)
+    tempo = Tempo(quiet_seconds=240.0, calm_seconds=300.0, pace=5.0)
+    sets = Op(573.4466214964916, 0, "node_set_state", 3, 11, "subscribes", 27)
+    lost = Fault(573.3500854755165, "master lost", 939, 256, 46.86297904870311)
+    outcome = run(Plan(18000306, 2, shape, (sets,), (lost,), tempo))
+    assert outcome.violation is None, outcome.violation
+    assert outcome.results == {"done": 1}
+
+
 def test_only_reads_that_no_server_could_answer_are_excused() -> None:
     excused = {}
     for accounts in (False, True):
