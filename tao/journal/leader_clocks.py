@@ -1,10 +1,10 @@
 """The clocks of leaders, as an acceptor of writes knows them.
 
 A leader stamps the operations that it makes at once, and an acceptor those that it makes later; the newest wins. So
-both must go by one clock, which is the leader's. The acceptor asks for it twice a minute and counts on from there by
-its own *monotonic* clock; its time of day is never used, however wrong it may be. It asks the leaders of its region
-themselves, and one of these for the clocks of leaders in other regions: those stamp what is made at once where the
-master is there.
+both must go by one clock, which is the leader's. The acceptor asks for it twice a minute, and as soon as a leader is up
+whose clock it does not know, and counts on from there by its own *monotonic* clock; its time of day is never used,
+however wrong it may be. It asks the leaders of its region themselves, and one of these for the clocks of leaders in
+other regions: those stamp what is made at once where the master is there.
 
 A stamp is an upper bound of the leader's time: the leader's answer, plus all that has passed since it was asked. So an
 accepted operation is newer than whatever its leader has stamped before. What is stamped after it at the leader is newer
@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from tao.journal.settings import JournalSettings
 from tao.model.errors import TaoError, Unavailable
 from tao.model.topology import CacheServer
-from tao.routing.routes import TierRoutes
+from tao.routing.routes import Routes, TierRoutes
 from tao.serving.configuration import ServerContext
 from tao.wire.v1 import session_pb2 as pb
 
@@ -56,6 +57,8 @@ class LeaderClocks:
         self._monotonic: Final[Callable[[], float]] = context.clock.monotonic
         self._measured: Final[dict[str, _Measured]] = {}
         self._last_us: Final[dict[str, int]] = {}
+        self._lacking: Final = asyncio.Event()
+        context.configuration.on_routes(self._notice)
 
     def stamp(self, leader: str) -> int:
         """Return the time of an operation that is accepted now, in microseconds since 1970: later than that of any
@@ -77,11 +80,23 @@ class LeaderClocks:
     async def keep(self) -> None:
         """Measure the clocks of leaders, until cancelled."""
         while True:
+            self._lacking.clear()
             await self.measure()
-            leaders = [leader for tier in (self._own(), *self._others()) for leader in tier.up]
-            lacks_some = any(leader.name not in self._measured for leader in leaders)
             seconds = self._settings.clock_seconds
-            await asyncio.sleep(min(_RETRY_SECONDS, seconds) if lacks_some else seconds)
+            pause = min(_RETRY_SECONDS, seconds) if self._lacks_some() else seconds
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._lacking.wait()
+
+    def _notice(self, _: Routes) -> None:
+        """Have a leader measured that has come, or come back: until then no write to its shards is accepted."""
+        if self._lacks_some():
+            self._lacking.set()
+
+    def _lacks_some(self) -> bool:
+        """Return whether the clock of a leader that is up was never measured."""
+        leaders = (leader for tier in (self._own(), *self._others()) for leader in tier.up)
+        return any(leader.name not in self._measured for leader in leaders)
 
     async def measure(self) -> None:
         """Measure the clocks of leaders once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sqlite3
 from pathlib import Path
@@ -433,6 +434,26 @@ async def test_writes_are_accepted_at_once_after_masters_have_moved_to_another_r
         assert isinstance((await rig.accept(edge(0, 2)))[0], bytes)
 
 
+async def test_clock_of_a_leader_that_comes_back_is_measured_at_once(tmp_path: Path) -> None:
+    async with JournalRig(tmp_path, normal_tasks=0, clock_seconds=3_600.0) as rig:
+        configuration = rig.context.configuration
+        in_west = with_master_in_west(configuration.routes.topology)
+
+        def answer(request: pb.Request, reply: Reply) -> None:
+            clock = pb.ServerClock(unix_us=2_000_000_000_000_000, leader=request.get_clock.leader)
+            reply.send(pb.Answer(clock=clock))
+
+        for leader in ("leader-1", "leader-2"):
+            rig.links[leader].handler = cast(RequestHandler, SimpleNamespace(handle=answer))
+        configuration.use_topology(with_another_leader(in_west, down=True))
+        rig.tasks(rig.journal.clocks.keep())
+        await until(lambda: "west-leader" in rig.journal.clocks.ages())
+        assert "west-other" not in rig.journal.clocks.ages()
+        await asyncio.sleep(0.05)  # the measurements of this round are over, and the next one is an hour away
+        configuration.use_topology(with_another_leader(in_west, down=False))
+        await until(lambda: "west-other" in rig.journal.clocks.ages())
+
+
 async def test_clock_of_a_leader_of_an_earlier_version_is_not_taken_for_that_of_another_region(tmp_path: Path) -> None:
     async with JournalRig(tmp_path, normal_tasks=0) as rig:
         rig.context.configuration.use_topology(with_master_in_west(rig.context.configuration.routes.topology))
@@ -442,6 +463,15 @@ async def test_clock_of_a_leader_of_an_earlier_version_is_not_taken_for_that_of_
         await rig.journal.clocks.measure()
         (refused,) = await rig.accept(edge(0, 2))
         assert isinstance(refused, Unavailable)
+
+
+def with_another_leader(in_west: Topology, *, down: bool) -> Topology:
+    """Return the next version of the topology of `with_master_in_west`, with a second leader there."""
+    east, west = in_west.regions
+    other = CacheServer(name="west-other", grpc="west-other:7000", down=down)
+    leaders = msgspec.structs.replace(west.leaders, servers=(*west.leaders.servers, other))
+    regions = east, msgspec.structs.replace(west, leaders=leaders)
+    return msgspec.structs.replace(in_west, version=in_west.version + 1 + (not down), regions=regions)
 
 
 def with_master_in_west(topology: Topology) -> Topology:
