@@ -108,19 +108,31 @@ class SpoolReplay:
         return self._last[0] > memory_after or (self._ended and self._read_up_to >= memory_after)
 
     def read(self, spool: Spool, max_bytes: int, on_read: Callable[[bool], None]) -> None:
-        """Read the next rows, then call ``on_read`` with whether the spool could be read."""
+        """Read the next rows, then call ``on_read`` with whether these are the rows that follow: the spool could be
+        read, and has dropped none that was not read."""
 
         def take(rows: Sequence[SpoolRow] | None) -> None:
             self.reading = False
-            if rows:
+            follow_on = rows is not None and self._spool_has_the_rest()
+            if rows and follow_on:
                 self.rows.extend(rows)
                 self._last = (rows[-1].number, rows[-1].place)
             self._ended = not rows
-            on_read(rows is not None)
+            on_read(follow_on)
 
         self.reading = True
         self._read_up_to = self.stream.coverage.head
         spool.read(self.stream.shard, self.cursor.source, self._last, max_bytes, take)
+
+    def _spool_has_the_rest(self) -> bool:
+        """Return whether the spool still has every row after the last one that was read. It makes room while a replay
+        waits for its turn, and between two reads; what it has dropped is known before what was read afterwards."""
+        coverage = self.stream.coverage
+        dropped = coverage.spool_after
+        if dropped is None or coverage.source != self.cursor.source:
+            return False
+        # Of the transaction at which the last read broke off, rows may have been dropped that it had not read.
+        return (dropped, _AFTER_ALL_PLACES) <= self._last
 
     def next_part(self) -> ShardDelivery:
         """Remove the first row and return it as a part of a delivery."""

@@ -28,6 +28,16 @@ def test_a_replay_that_is_abandoned_lets_the_next_one_read() -> None:
     assert machine.followers[0].known == {shard: machine.committed(shard) for shard in SHARDS}
 
 
+def test_a_replay_for_which_the_spool_has_made_room_meanwhile_is_given_up() -> None:
+    """Two shards are replayed from the spool, one at a time. What the second one needs is dropped while it waits, or,
+    of a shard that is read in several turns, between two of them."""
+    for shards in ([0, 1], [0]):
+        machine = ContinuationMachine()
+        machine.catch_up_everyone()
+        machine.spool_makes_room_while_it_is_read(shards=shards, follower=0, rows=17 * len(shards))
+        machine.catch_up_everyone()
+
+
 def test_a_follower_of_a_leader_that_was_never_linked_is_reset_when_the_shard_moved_away_meanwhile() -> None:
     """Messages went to another leader meanwhile, and nothing shows that the follower has received them."""
     machine = ContinuationMachine()

@@ -311,6 +311,20 @@ class ContinuationMachine(RuleBasedStateMachine):
         assert spool is not None
         spool.drop_oldest(rows)
 
+    @rule(
+        shards=st.lists(st.sampled_from(SHARDS), min_size=1, unique=True),
+        follower=st.integers(0, 1),
+        rows=st.integers(1, 40),
+    )
+    def spool_makes_room_while_it_is_read(self, shards: list[int], follower: int, rows: int) -> None:
+        """Have a follower continue from the spool, further than one read reaches, and drop rows before the next."""
+        self.commit(shards=shards, quick=False, times=20)
+        for shard in shards:
+            self.tailer_relays(shard=shard, most=20)
+        self.connect(self.followers[follower])
+        for name in LEADERS:
+            self.spool_makes_room(name=name, rows=rows)
+
     @rule(shard=st.sampled_from(SHARDS), unnoticed=st.booleans(), relayed=st.integers(0, 9))
     def shard_moves(self, shard: int, unnoticed: bool, relayed: int) -> None:
         """Move a shard. ``unnoticed``: it moves away and back between two documents, and the leader sees only the
