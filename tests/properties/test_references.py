@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -13,17 +14,23 @@ from tao.model.changes import ShardMessages
 from tao.model.delivery import Span
 from tao.model.relay import Relay, Touch, missing_of, with_messages
 from tao.model.rows import ShardRow
-from tao.model.writes import AssocAdd, ObjAdd, SettleEdge, TouchKeys, Write
+from tao.model.writes import AssocAdd, ObjAdd, PlaceEdges, SettleEdge, TouchKeys, Write
 from tao.planning.coordination import coordinator_side
 from tao.planning.row_events import Translated, translate
+from tao.schema.registry import Schema
 from tao.tailer.binlog import BinlogTransaction, UndecodedRows
 from tao.tailer.leader_outbox import Part, Receipt, contents_of, decoded_parts, relay_of
 from tao.tailer.settings import OutboxSettings
 from tao.wire.convert import relay_from_pb, relay_to_pb
+from tests.properties.test_edge_states import IDS as NODES
+from tests.properties.test_edge_states import node_operations, operations
 from tests.properties.test_write_plan import copy_of, edge_writes, ids, object_writes
 from tests.rigs.effort import examples
 from tests.unit.planning.row_events_of import row_events_of
 from tests.unit.planning.stored_rows import FOLLOWS, FRIEND, LIKED_BY, LOW, NOW, SCHEMA, USER, StoredRows, on_shard
+from tests.unit.planning.test_edge_states import FOLLOWED_BY
+from tests.unit.planning.test_edge_states import FOLLOWS as FOLLOWS_IN_STATES
+from tests.unit.planning.test_edge_states import SCHEMA as SCHEMA_WITH_STATES
 
 SOURCE = "db@1:0-1"
 SETTINGS = OutboxSettings()
@@ -68,23 +75,33 @@ settled = st.builds(
 )
 all_writes = st.one_of(edge_writes, edge_writes, object_writes, settled)
 transactions = st.lists(st.lists(st.tuples(all_writes, st.booleans()), min_size=1, max_size=8), min_size=1, max_size=6)
+pages = st.builds(
+    PlaceEdges, st.sampled_from(NODES), st.sampled_from([FOLLOWS_IN_STATES, FOLLOWED_BY]), st.just(0), st.integers(1, 9)
+)
+state_writes = st.one_of(operations, operations, node_operations, pages)
+transactions_of_states = st.lists(
+    st.lists(st.tuples(state_writes, st.booleans()), min_size=1, max_size=8), min_size=1, max_size=6
+)
+promotions = st.lists(st.sampled_from([0, 0, 1]), min_size=6, max_size=6)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(transactions, st.lists(st.sampled_from([0, 0, 1]), min_size=6, max_size=6), st.data())
-def test_a_relay_by_reference_gives_the_same_bytes_as_a_decoded_one(
-    runs: list[list[tuple[Write, bool]]], promotions: list[int], chance: st.DataObject
+def check_both_ways(
+    stored: StoredRows,
+    schema: Schema,
+    runs: Sequence[list[tuple[Write, bool]]],
+    promotions: Sequence[int],
+    chance: st.DataObject,
 ) -> None:
-    stored = StoredRows()
+    """Run the transactions, and check that a relay that names some of them becomes the relay of all that is decoded."""
     kept: dict[tuple[str, int, int], ShardMessages] = {}
     decoded: list[Part] = []
     sent: list[Part] = []
     for number, batch in enumerate(runs, 1):
         stored.epoch += promotions[number - 1]
-        sides = [both or coordinator_side(write, SCHEMA) is None for write, both in batch]
-        before = copy_of(stored.rows)
-        plan = stored.run(*[write for write, _ in batch], both_sides=sides, now=NOW + number)
-        translated = translate(row_events_of(before, plan.rows, SCHEMA), SCHEMA)
+        sides = [both or coordinator_side(write, schema) is None for write, both in batch]
+        plan = stored.plan(*[write for write, _ in batch], both_sides=sides, now=NOW + number, schema=schema)
+        translated = translate(row_events_of(stored.rows, plan.rows, schema), schema)
+        stored.apply(plan)
         for messages in group_by_shard(plan.changes, rows_of(stored)):
             kept[SOURCE, number, messages.shard] = messages
         decoded += parts_of(number, translated)
@@ -101,6 +118,23 @@ def test_a_relay_by_reference_gives_the_same_bytes_as_a_decoded_one(
     entered = with_messages(relay, find)
     every_part = relay_of(decoded, "db")
     assert encoded(msgspec.structs.replace(entered, references=())) == encoded(every_part)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(transactions, promotions, st.data())
+def test_a_relay_by_reference_gives_the_same_bytes_as_a_decoded_one(
+    runs: list[list[tuple[Write, bool]]], promotions: list[int], chance: st.DataObject
+) -> None:
+    check_both_ways(StoredRows(), SCHEMA, runs, promotions, chance)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(transactions_of_states, promotions, st.data())
+def test_a_relay_of_edges_with_states_by_reference_gives_the_same_bytes_as_a_decoded_one(
+    runs: list[list[tuple[Write, bool]]], promotions: list[int], chance: st.DataObject
+) -> None:
+    stored = StoredRows(full_schema=SCHEMA_WITH_STATES)
+    check_both_ways(stored, SCHEMA_WITH_STATES, runs, promotions, chance)
 
 
 def test_a_touch_by_the_owner_gives_the_same_bytes() -> None:
