@@ -6,17 +6,21 @@ import ast
 import codeop
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import click
 import pytest
 
 from docs.generate import pages, registered_metrics
+from loadtest.__main__ import main as loadtest
+from loadtest.catalogue import bench_scenarios
 from tao.cli.commands import tao
 from tao.client.web.metrics import METRICS as WEB_METRICS
 
@@ -24,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ("README.md", "SECURITY.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
 PAGES = pages()
 GENERATED = {str(path) for path in PAGES}
+OF_LOADTEST = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "loadtest").rglob("*.md")))
+"""Pages of the benchmarks that are no part of the site."""
 METRICS = {f"tao_{each.name}" for each in registered_metrics()} | WEB_METRICS
 MEASURED = "docs/explanation/benchmarks.md"
 """Made by `make report`, in lines as long as its sentences."""
@@ -63,7 +69,7 @@ def test_generated_pages_depend_on_neither_the_terminal_nor_the_environment() ->
     assert done.stdout.strip() == "True"
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", [*DOCUMENTS, "CHANGELOG.md", "loadtest/README.md"])
 def test_every_link_of_a_document_leads_to_a_file_and_a_heading(name: str) -> None:
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", text_of(name)):
@@ -139,6 +145,36 @@ def test_every_command_that_a_document_shows_exists_with_its_options(name: str) 
         assert command is not tao, f"{name}: tao {line}"
         options = {option for parameter in command.params for option in parameter.opts}
         assert [word for word in words if word.startswith("--") and word.split("=")[0] not in options] == [], line
+
+
+def commands_of(program: str, name: str) -> Iterator[list[str]]:
+    """Yield the words behind a program's name, of each command in a block of code or in quotes."""
+    text = text_of(name).replace("\\\n", " ")
+    for shown in re.findall(rf"(?:^ {{4,}}|`){re.escape(program)}(?![\w.]) ?([^`#\n]*)", text, re.MULTILINE):
+        yield shlex.split(shown)
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTS, *OF_LOADTEST, "CHANGELOG.md"])
+def test_every_benchmark_that_a_document_shows_exists_with_its_options(name: str) -> None:
+    scenarios = set(bench_scenarios())
+    for words in commands_of("python -m loadtest", name):
+        command = loadtest.commands.get(words[0]) if words else None
+        assert not words or command is not None, f"{name}: {words}"
+        options = {
+            option for each in (command.params if command else ()) for option in (*each.opts, *each.secondary_opts)
+        }
+        assert [word for word in words if word.startswith("--") and word not in options] == [], words
+        if words[:1] in (["bench"], ["compare"]):
+            chosen = {after for before, after in pairwise(words) if before == "--only"}
+            assert chosen <= scenarios, words
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTS, *OF_LOADTEST, "CHANGELOG.md"])
+def test_every_target_of_make_that_a_document_shows_exists(name: str) -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", text_of("Makefile"), re.MULTILINE))
+    # The packages of Debian that the first page names begin with make's own.
+    shown = {words[0] for words in commands_of("make", name) if words and words[0] != "python3-venv"}
+    assert shown <= targets
 
 
 @pytest.mark.parametrize("name", [name for name in WRITTEN if name not in {MEASURED, MYSQL}])
