@@ -85,9 +85,10 @@ class CopySender:
     def __init__(self, context: ServerContext) -> None:
         self._configuration: Final = context.configuration
         self._links: Final[LinksPort] = context.links
-        self._log: Final = context.log
         self._loop: Final = asyncio.get_running_loop()
-        self._batches: Final[TickBatcher[_Route, CopyResults]] = TickBatcher(self._send_batch, _MAX_WRITERS)
+        self._batches: Final[TickBatcher[_Route, CopyResults]] = TickBatcher(
+            self._send_batch, _fail_batch, _MAX_WRITERS
+        )
 
     async def send(
         self,
@@ -110,7 +111,7 @@ class CopySender:
             self._batches.add(_Route(leader, coordinator, background, deadline), copies)
         else:
             # Among them edges with states: the other leader joins those of one message, and they fail together.
-            self._send_batch(_Route(leader, coordinator, background, 0), [copies])
+            self._batches.send_now(_Route(leader, coordinator, background, 0), [copies])
         await copies.done
         return copies
 
@@ -118,22 +119,22 @@ class CopySender:
         batch = [copies for copies in batch if not copies.done.done()]  # without those whose writers have gone
         if not batch:
             return
-        try:
-            coordinator = pb.Coordinator(shard=route.coordinator.shard, generation=route.coordinator.generation)
-            message = pb.WriteBatch(
-                writes=[write for copies in batch for write in copies.writes],
-                want_changes=True,
-                coordinator=coordinator,
-                background=route.background,
-            )
-            request = pb.Request(topology_version=self._configuration.routes.version, write=message)
-            timeout_seconds = min([copies.timeout_seconds for copies in batch])
-            self._links.to(route.leader).send(request, timeout_seconds, _Answers(batch).take)
-        except Exception as error:  # noqa: BLE001 - raised by each writer; those of other messages are sent
-            if not isinstance(error, TaoError):
-                self._log.error("copies_not_sent", exc_info=error)
-            for copies in batch:
-                copies.fail(error)
+        coordinator = pb.Coordinator(shard=route.coordinator.shard, generation=route.coordinator.generation)
+        message = pb.WriteBatch(
+            writes=[write for copies in batch for write in copies.writes],
+            want_changes=True,
+            coordinator=coordinator,
+            background=route.background,
+        )
+        request = pb.Request(topology_version=self._configuration.routes.version, write=message)
+        timeout_seconds = min([copies.timeout_seconds for copies in batch])
+        self._links.to(route.leader).send(request, timeout_seconds, _Answers(batch).take)
+
+
+def _fail_batch(_: _Route, batch: list[CopyResults], error: Exception) -> None:
+    """Raise the error of a message that could not be sent in each of its writers."""
+    for copies in batch:
+        copies.fail(error)
 
 
 class _Answers:

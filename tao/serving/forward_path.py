@@ -119,6 +119,13 @@ class _PassedOn:
     sent_at: float
 
 
+class _SiblingChange(NamedTuple):
+    """Changes on their way to another server of the tier. ``confirmed`` gets whether it confirmed them in time."""
+
+    messages: ShardMessages
+    confirmed: asyncio.Future[bool]
+
+
 class AppliesWrites(NamedTuple):
     """How this server's cache takes the changes of a write.
 
@@ -159,8 +166,8 @@ class ForwardPath:
         self._settings: Final = settings
         self._budget: Final = context.budget
         self._sibling_invalidation: Final = sibling_invalidation
-        self._siblings: TickBatcher[CacheServer, tuple[ShardMessages, asyncio.Future[bool]]] = TickBatcher(
-            self._send_batch, settings.max_batch_changes
+        self._siblings: TickBatcher[CacheServer, _SiblingChange] = TickBatcher(
+            self._send_batch, self._miss_batch, settings.max_batch_changes
         )
         self.acknowledged: Counter[str] = Counter()
         """Number of acknowledged writes, by operation."""
@@ -443,22 +450,26 @@ class ForwardPath:
     def _send_to_sibling(self, sibling: CacheServer, messages: ShardMessages) -> asyncio.Future[bool]:
         """Send the sibling a change. The future's result is whether it confirmed the change in time."""
         confirmed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._siblings.add(sibling, (messages, confirmed))
+        self._siblings.add(sibling, _SiblingChange(messages, confirmed))
         return confirmed
 
-    def _send_batch(self, sibling: CacheServer, batch: list[tuple[ShardMessages, asyncio.Future[bool]]]) -> None:
+    def _send_batch(self, sibling: CacheServer, batch: list[_SiblingChange]) -> None:
         changes = pb.ApplyChanges(changes=[shard_messages_to_pb(messages) for messages, _ in batch])
         request = pb.Request(topology_version=self._configuration.routes.version, apply=changes)
 
         def take(answer: pb.Answer) -> None:
-            is_confirmed = not answer.HasField("error")
-            if not is_confirmed and self._sibling_invalidation is not None:
-                self._sibling_invalidation.drop(sibling, {messages.shard for messages, _ in batch})
-            for _, confirmed in batch:
-                if not confirmed.done():
-                    confirmed.set_result(is_confirmed)
+            if answer.HasField("error"):
+                self._miss_batch(sibling, batch, error_from_pb(answer.error))
+            else:
+                _end_waits(batch, is_confirmed=True)
 
         self._links.to(sibling).send(request, self._settings.sibling_timeout_seconds, take)
+
+    def _miss_batch(self, sibling: CacheServer, batch: list[_SiblingChange], _: Exception) -> None:
+        """Go on without a sibling that has not confirmed its changes, or that they could not be sent to."""
+        if self._sibling_invalidation is not None:
+            self._sibling_invalidation.drop(sibling, {messages.shard for messages, _ in batch})
+        _end_waits(batch, is_confirmed=False)
 
     def _answer(
         self, forwarded: _Forwarded, done: list[tuple[int, pb.WriteResult]], changes: list[ShardMessages]
@@ -471,6 +482,12 @@ class ForwardPath:
     def _fail(self, forwarded: _Forwarded, slot: int, error: TaoError) -> None:
         self.failed[_operation(forwarded, slot)] += 1
         forwarded.results.fail(slot, error)
+
+
+def _end_waits(batch: Iterable[_SiblingChange], *, is_confirmed: bool) -> None:
+    for each in batch:
+        if not each.confirmed.done():
+            each.confirmed.set_result(is_confirmed)
 
 
 def admitted_writes(

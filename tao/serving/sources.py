@@ -179,9 +179,16 @@ Item = TypeVar("Item")
 class TickBatcher(Generic[Destination, Item]):
     """Collects the items that come within one tick of the event loop into one batch for each destination."""
 
-    def __init__(self, send: Callable[[Destination, list[Item]], None], max_items: int) -> None:
-        """``send`` is called with at most ``max_items`` items of one destination at a time."""
+    def __init__(
+        self,
+        send: Callable[[Destination, list[Item]], None],
+        fail: Callable[[Destination, list[Item], Exception], None],
+        max_items: int,
+    ) -> None:
+        """``send`` is called with at most ``max_items`` items of one destination at a time. When it raises, ``fail`` is
+        called with the same items and the exception, and must end the wait of their callers; it raises nothing."""
         self._send: Final = send
+        self._fail: Final = fail
         self._max_items: Final = max_items
         self._call_soon: Final = asyncio.get_running_loop().call_soon
         self._waiting: dict[Destination, list[Item]] = {}
@@ -194,13 +201,24 @@ class TickBatcher(Generic[Destination, Item]):
         items.append(item)
         if len(items) >= self._max_items:
             self._waiting[destination] = []
+            self.send_now(destination, items)
+
+    def send_now(self, destination: Destination, items: list[Item]) -> None:
+        """Send these items at once, and no others with them."""
+        try:
             self._send(destination, items)
+        except TaoError as error:
+            self._fail(destination, items, error)
+        except Exception as error:
+            # A bug must not leave callers without an answer, here or at the other destinations.
+            _logger.exception("a batch could not be sent")
+            self._fail(destination, items, error)
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for destination, items in waiting.items():
             if items:
-                self._send(destination, items)
+                self.send_now(destination, items)
 
 
 class Databases:

@@ -29,7 +29,7 @@ from tao.wire.session import NO_DEADLINE_MS, AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, FRIEND, USER, make_id, make_topology
 from tests.rigs.links_rig import MemoryReply
-from tests.rigs.pacing import quiet, until
+from tests.rigs.pacing import PATIENT_SECONDS, quiet, until
 from tests.rigs.region_rig import FollowerRig, RegionRig
 
 A, B, FAR = make_id(64), make_id(128), make_id(64, 1)
@@ -246,6 +246,25 @@ async def test_a_writer_does_not_wait_for_a_sibling_that_is_marked_down(region: 
     await near.write(AssocAdd(A, FRIEND, FAR, 1, b""))
     assert not sibling.sent
     assert near.writes.siblings_missed == 0
+
+
+async def test_a_sibling_that_a_change_cannot_be_sent_to_holds_up_no_writer(
+    region: RegionRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the writer of the change, which would wait for ever, nor those whose changes are for other siblings."""
+    near, link = region.near, region.near.links["near-2"]
+    send = link.send
+
+    def refuse_changes(request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> int:
+        if request.HasField("apply"):
+            raise ValueError("a bug")
+        return send(request, timeout_seconds, on_answer)
+
+    monkeypatch.setattr(link, "send", refuse_changes)
+    async with asyncio.timeout(PATIENT_SECONDS):
+        await near.write(AssocAdd(A, FRIEND, FAR, 1, b""))
+    assert near.writes.siblings_missed == 1
+    await until(lambda: near.sibling_invalidation.dropped)
 
 
 # ---- what pauses before another attempt keeps no place in its caller's share ----------------------------------------
