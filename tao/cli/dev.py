@@ -26,7 +26,7 @@ from tao.terminal import WaitDisplay, print_json, print_table
 if TYPE_CHECKING:
     from tao.devcluster.cluster import DevCluster
     from tao.devcluster.inspection import ClusterStatus
-    from tao.devcluster.layout import ClusterSettings, Shape
+    from tao.devcluster.layout import ClusterSettings, Shape, StartOptions
     from tao.devcluster.line_control import Command, LineStatus
 
 
@@ -72,22 +72,19 @@ _up_options = combined(
     click.option(
         "--buffer-pool-mb",
         type=IntRange(8),
-        default=64,
-        show_default=True,
-        help="The buffer pool of each database server, in MiB.",
+        help="The buffer pool of each database server, in MiB.  [default: as at the last start; 64 at the first one]",
     ),
     click.option(
         "--cache-mb",
         type=IntRange(8),
-        default=256,
-        show_default=True,
-        help="The cache of each follower and leader, in MiB.",
+        help="The cache of each follower and leader, in MiB.  [default: as at the last start; 256 at the first one]",
     ),
     click.option(
         "--durability",
         type=click.Choice(["full", "relaxed", "semi_sync"]),
         help="full: commits are synced to disk. semi_sync: they also wait for a replica. relaxed: a crash of the "
-        "machine may lose the last second.  [default: full; semi_sync with --standby]",
+        "machine may lose the last second.  [default: as at the last start; at the first one full, and semi_sync with "
+        "--standby]",
     ),
     click.option(
         "--watcher/--no-watcher",
@@ -112,9 +109,7 @@ _up_options = combined(
     click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
-        default="info",
-        show_default=True,
-        help="The log level of the servers.",
+        help="The log level of the servers.  [default: as at the last start; info at the first one]",
     ),
     click.option(
         "--tls/--no-tls",
@@ -132,7 +127,10 @@ _up_options = combined(
 @_up_options
 def up(  # Any: the other options, which are named like the fields of `Shape` and `ClusterSettings`
     mixed_mastership: bool,
+    buffer_pool_mb: int | None,
+    cache_mb: int | None,
     durability: str | None,
+    log_level: str | None,
     watcher: bool | None,
     worker: bool | None,
     tls: bool | None,
@@ -143,30 +141,33 @@ def up(  # Any: the other options, which are named like the fields of `Shape` an
 ) -> int:
     """Start the cluster, or start it again with the data that it has.
 
-    It runs in the foreground until Ctrl-C, unless --detach is given. Of a cluster that runs already it starts the
-    processes that do not run, if any, with the options of its start, and returns; other options are refused.
+    It runs in the foreground until Ctrl-C, unless --detach is given. A cluster that was stopped keeps its options, but
+    for those that are given anew. Of a cluster that runs already it starts the processes that do not run, if any, with
+    the options of its start, and returns; other options are refused.
     """
-    from tao.devcluster.database_program import Durability
+    import msgspec
+
     from tao.devcluster.layout import ClusterSettings, Shape
 
     numbers = {name: others.pop(name) for name in Shape.__struct_fields__ if name in others}
     shape = _shape(state_dir, numbers, mixed_mastership, {"watchers": watcher, "workers": worker})
-    durability = durability or ("semi_sync" if shape.standby else "full")
+    given = {"buffer_pool_mb": buffer_pool_mb, "cache_mb": cache_mb, "log_level": log_level, "tls": tls}
     settings = ClusterSettings(
         state_dir=state_dir,
         shape=shape,
-        durability=Durability.FULL if durability == "semi_sync" else Durability(durability),
-        semi_sync=durability == "semi_sync",
-        tls=_spoke_tls(state_dir) if tls is None else tls,
         client_port=client_port or 0,
         detached=detach,
+        **msgspec.structs.asdict(_start_options(state_dir, shape, given, durability)),
         **others,
     )
     context = click.get_current_context()
     given_options = {
         name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
-    return run(_start_stopped(settings, given_options) if _runs_already(settings) else _up(settings))
+    if _runs_already(settings):
+        return run(_start_stopped(settings, given_options))
+    _print_kept(settings, given_options)
+    return run(_up(settings))
 
 
 def _runs_already(settings: ClusterSettings) -> bool:
@@ -223,12 +224,34 @@ def _shape(
     return msgspec.structs.replace(record.shape if record else Shape(), **wanted)
 
 
-def _spoke_tls(state_dir: Path) -> bool:
-    """Return whether the cluster in the folder had TLS when it was started last: its clients have certificates then."""
+def _start_options(
+    state_dir: Path, shape: Shape, given: dict[str, int | str | bool | None], durability: str | None
+) -> StartOptions:
+    """Return the options of the start; for options that are not given those of the last start, or the defaults."""
+    import msgspec
+
+    from tao.devcluster.database_program import Durability
+    from tao.devcluster.layout import StartOptions
     from tao.devcluster.state_folder import StateFolder
 
     record = StateFolder(state_dir).read()
-    return record is not None and record.options.tls
+    wanted: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    if durability is None and record is None and shape.standby:
+        durability = "semi_sync"
+    if durability is not None:
+        wanted["semi_sync"] = durability == "semi_sync"
+        wanted["durability"] = Durability.FULL if durability == "semi_sync" else Durability(durability)
+    return msgspec.structs.replace(record.options if record else StartOptions(), **wanted)
+
+
+def _print_kept(settings: ClusterSettings, given_options: Collection[str]) -> None:
+    """Print the options that a cluster which was stopped keeps."""
+    from tao.devcluster.running_options import kept_options
+    from tao.devcluster.state_folder import StateFolder
+
+    record = StateFolder(settings.state_dir).read()
+    if record is not None and (kept := kept_options(record, given_options)):
+        click.echo(f"as at the last start: {', '.join(kept)}")
 
 
 def at_first_signal(stop: Callable[[], object]) -> None:

@@ -1,7 +1,8 @@
-"""Compares the options of `tao dev up` with those of the cluster that runs already.
+"""Compares the options of `tao dev up` with those of the cluster that the folder has.
 
-Options that were left out mean what runs. Others that differ are named: to ignore one of them would let a developer
-believe, say, that the servers speak TLS.
+Options that were left out mean what runs, or what ran last. Of a cluster that runs, others that differ are named: to
+ignore one of them would let a developer believe, say, that the servers speak TLS. Of one that was stopped, options that
+are kept are named.
 """
 
 from __future__ import annotations
@@ -27,30 +28,49 @@ def refused_options(
     return [_named(*found) for found in _differences(settings, given, record, schema)]
 
 
+def kept_options(record: ClusterRecord, given: Collection[str]) -> list[str]:
+    """Return the options that a start keeps from the last one and that the first start of another cluster would not
+    have, as on a command line. The shape is left out: `tao dev up` shows all processes."""
+    kept, plain = _start_values(record), _start_values(ClusterRecord(shape=record.shape))
+    return [_option(name, value) for name, value in kept.items() if name not in given and value != plain[name]]
+
+
+def _start_values(record: ClusterRecord) -> dict[str, object]:
+    """Return the values of the options that any start may change, by their names in `tao dev up`."""
+    options = record.options
+    return {
+        "tls": options.tls,
+        "durability": "semi_sync" if options.semi_sync else options.durability.value,
+        "rtt_ms": record.rtt_ms,
+        "buffer_pool_mb": options.buffer_pool_mb,
+        "cache_mb": options.cache_mb,
+        "log_level": options.log_level,
+    }
+
+
 def _differences(
     settings: ClusterSettings, given: Collection[str], record: ClusterRecord, schema: Path
 ) -> Iterator[tuple[str, object, object]]:
     """Yield the name of each option that differs, what it asks for, and what runs."""
-    shape, options = settings.shape or record.shape, record.options
+    shape = settings.shape or record.shape
     for name in Shape.__struct_fields__:
         if getattr(shape, name) != getattr(record.shape, name):
             yield name, getattr(shape, name), getattr(record.shape, name)
     if settings.schema_file is not None and _text_of(settings.schema_file) != _text_of(schema):
         yield "schema", settings.schema_file, schema
-    ports = record.ports.get(record.shape.first_follower(), {})
-    values = {
-        "tls": (settings.tls, options.tls),
-        "durability": (
-            "semi_sync" if settings.semi_sync else settings.durability.value,
-            "semi_sync" if options.semi_sync else options.durability.value,
-        ),
-        "rtt_ms": (settings.rtt_ms, record.rtt_ms),
-        "buffer_pool_mb": (settings.buffer_pool_mb, options.buffer_pool_mb),
-        "cache_mb": (settings.cache_mb, options.cache_mb),
-        "log_level": (settings.log_level, options.log_level),
-        "client_port": (settings.client_port, ports.get("grpc")),
+    wanted_values = {
+        "tls": settings.tls,
+        "durability": "semi_sync" if settings.semi_sync else settings.durability.value,
+        "rtt_ms": settings.rtt_ms,
+        "buffer_pool_mb": settings.buffer_pool_mb,
+        "cache_mb": settings.cache_mb,
+        "log_level": settings.log_level,
+        "client_port": settings.client_port,
     }
-    for name, (wanted, runs) in values.items():
+    ports = record.ports.get(record.shape.first_follower(), {})
+    running_values = {**_start_values(record), "client_port": ports.get("grpc")}
+    for name, wanted in wanted_values.items():
+        runs = running_values[name]
         if name in given and wanted != runs:
             yield name, wanted, runs
 
@@ -59,10 +79,16 @@ def _named(name: str, wanted: object, runs: object) -> str:
     if name in _ONE_OF_EACH_REGION:
         option = _ONE_OF_EACH_REGION[name]
         return f"--{option} (it runs with none)" if wanted else f"--no-{option} (it runs with one in each region)"
-    option = name.replace("_", "-")
     if isinstance(wanted, bool):
-        return f"--{option} (it runs without)" if wanted else f"--no-{option} (it runs with --{option})"
-    return f"--{option} {_text(wanted)} (it runs with {_text(runs)})"
+        return f"{_option(name, wanted)} (it runs {'without' if wanted else f'with {_option(name, True)}'})"
+    return f"{_option(name, wanted)} (it runs with {_text(runs)})"
+
+
+def _option(name: str, value: object) -> str:
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{option}" if value else f"--no-{option}"
+    return f"--{option} {_text(value)}"
 
 
 def _text(value: object) -> str:

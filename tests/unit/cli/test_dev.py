@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +14,8 @@ from click.testing import CliRunner, Result
 
 from tao.cli.commands import tao
 from tao.devcluster.cluster import DevCluster
-from tao.devcluster.layout import ClusterSettings, Role, Shape, StartOptions
+from tao.devcluster.database_program import Durability
+from tao.devcluster.layout import DEFAULT_RTT_MS, ClusterSettings, Role, Shape, StartOptions
 from tao.devcluster.state_folder import ClusterRecord, StateFolder
 from tao.model.errors import OperatorError
 
@@ -23,6 +25,19 @@ def folder(tmp_path: Path) -> StateFolder:
     found = StateFolder(tmp_path / "s")
     found.create()
     found.write(ClusterRecord(shape=Shape(tiers=1, followers=1, leaders=1)))
+    return found
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[StartOptions]:
+    """The options of each cluster that is started. None gets further."""
+    found: list[StartOptions] = []
+
+    async def start(cluster: DevCluster) -> None:
+        found.append(msgspec.convert(cluster._settings, StartOptions, from_attributes=True))
+        raise OperatorError("the rest is not of interest")
+
+    monkeypatch.setattr(DevCluster, "start", start)
     return found
 
 
@@ -118,22 +133,68 @@ def test_options_that_differ_from_the_cluster_that_runs_are_refused(
     )
 
 
+SEMI_SYNC: dict[str, Any] = {"durability": Durability.FULL, "semi_sync": True}  # by field
+CHANGED = StartOptions(durability=Durability.RELAXED, cache_mb=32, buffer_pool_mb=16, log_level="debug", tls=True)
+
+
 @pytest.mark.parametrize(
-    ("before", "options", "after"), [(True, [], True), (True, ["--no-tls"], False), (False, [], False)]
+    ("before", "options", "after"),
+    [
+        (CHANGED, [], CHANGED),
+        (CHANGED, ["--no-tls"], msgspec.structs.replace(CHANGED, tls=False)),
+        (CHANGED, ["--cache-mb", "256"], msgspec.structs.replace(CHANGED, cache_mb=256)),
+        (CHANGED, ["--durability", "semi_sync"], msgspec.structs.replace(CHANGED, **SEMI_SYNC)),
+        (StartOptions(**SEMI_SYNC), [], StartOptions(**SEMI_SYNC)),
+        (StartOptions(**SEMI_SYNC), ["--durability", "full"], StartOptions()),
+        (StartOptions(), [], StartOptions()),
+        (StartOptions(), ["--log-level", "error"], StartOptions(log_level="error")),
+    ],
 )
-def test_a_cluster_that_was_stopped_starts_with_the_transport_that_it_had(
-    folder: StateFolder, monkeypatch: pytest.MonkeyPatch, before: bool, options: list[str], after: bool
+def test_a_cluster_that_was_stopped_keeps_the_options_that_are_not_given_anew(
+    folder: StateFolder, starts: list[StartOptions], before: StartOptions, options: list[str], after: StartOptions
 ) -> None:
-    folder.write(msgspec.structs.replace(folder.require(), options=StartOptions(tls=before)))
-    started = list[bool]()
-
-    async def start(cluster: DevCluster) -> None:
-        started.append(cluster._settings.tls)
-        raise OperatorError("the rest is not of interest")
-
-    monkeypatch.setattr(DevCluster, "start", start)
+    folder.write(msgspec.structs.replace(folder.require(), options=before))
     result = CliRunner().invoke(tao, ["dev", "up", *options, "--state-dir", str(folder.path)])
-    assert (result.exit_code, started) == (2, [after])
+    assert (result.exit_code, starts) == (2, [after])
+
+
+@pytest.mark.parametrize(("options", "durability"), [([], "full"), (["--standby"], "semi_sync")])
+def test_a_new_cluster_has_the_defaults(
+    tmp_path: Path, starts: list[StartOptions], options: list[str], durability: str
+) -> None:
+    CliRunner().invoke(tao, ["dev", "up", *options, "--state-dir", str(tmp_path / "new")])
+    assert starts == [StartOptions(semi_sync=durability == "semi_sync")]
+
+
+def test_the_options_that_a_stopped_cluster_keeps_are_named(folder: StateFolder, starts: list[StartOptions]) -> None:
+    folder.write(msgspec.structs.replace(folder.require(), options=CHANGED, rtt_ms=10.0))
+    result = CliRunner().invoke(tao, ["dev", "up", "--log-level", "info", "--state-dir", str(folder.path)])
+    kept = "--tls, --durability relaxed, --rtt-ms 10, --buffer-pool-mb 16, --cache-mb 32"
+    assert result.stdout == f"as at the last start: {kept}\n"
+    folder.write(msgspec.structs.replace(folder.require(), options=StartOptions(), rtt_ms=DEFAULT_RTT_MS))
+    result = CliRunner().invoke(tao, ["dev", "up", "--state-dir", str(folder.path)])
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--shards", "8"], "data of 16 shards"),
+        (["--databases", "2"], "on 1 database"),
+        (["--regions", "2"], "data of 1 region"),
+        (["--etcd"], "its topology in a file"),
+        (["--standby"], "without standbys"),
+    ],
+)
+def test_an_option_that_is_fixed_once_there_are_data_is_refused(
+    folder: StateFolder, options: list[str], said: str
+) -> None:
+    before = folder.require()
+    result = CliRunner().invoke(tao, ["dev", "up", *options, "--state-dir", str(folder.path)])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "cannot be changed" in result.stderr
+    assert folder.require() == before
 
 
 @pytest.mark.parametrize(
