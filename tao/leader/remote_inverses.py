@@ -221,8 +221,9 @@ class RemoteLeaders:
                 if is_over or (not isinstance(error, (NotMine, Fenced)) and not self._budget.spend(now)):
                     raise error from (None if error is unknown else unknown)
             await asyncio.sleep(pause)
+            # No longer than the pause: while etcd is silent, a read takes all the time that is left. It goes on.
+            await self._configuration.refresh(min(pause, until - self._clock.monotonic()))
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-            await self._configuration.refresh(until - self._clock.monotonic())
 
     async def _settle(
         self,

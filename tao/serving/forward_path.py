@@ -397,7 +397,8 @@ class ForwardPath:
             if self._clock.monotonic() + pause_seconds + LEAST_ATTEMPT_SECONDS >= end:
                 return None
             await asyncio.sleep(pause_seconds)
-            await self._configuration.refresh(end - self._clock.monotonic())
+            # No longer than the pause: while etcd is silent, a read takes all the time of the write. It goes on.
+            await self._configuration.refresh(min(pause_seconds, end - self._clock.monotonic()))
             attempt += 1
             if self._configuration.routes.version >= named:
                 return attempt

@@ -685,7 +685,8 @@ class RemoteSource:
             await asyncio.sleep(pause_seconds)
             attempt += 1
             try:
-                await self._configuration.refresh(asked.until - self._now())
+                # No longer than the pause: while etcd is silent, a read takes all the time of the fetch. It goes on.
+                await self._configuration.refresh(min(pause_seconds, asked.until - self._now()))
             except Exception as error:
                 # A bug there must not leave a fetch that never finishes; the failed task is logged.
                 asked.fail(_broken(error))

@@ -20,6 +20,7 @@ from tao.model.errors import (
     TaoError,
     Unavailable,
 )
+from tao.model.topology import Topology
 from tao.model.writes import AssocAdd, ObjAdd
 from tao.routing.fair_shares import ShareSettings
 from tao.serving.forward_path import ForwardSettings
@@ -246,6 +247,24 @@ async def test_a_writer_does_not_wait_for_a_sibling_that_is_marked_down(region: 
     await near.write(AssocAdd(A, FRIEND, FAR, 1, b""))
     assert not sibling.sent
     assert near.writes.siblings_missed == 0
+
+
+async def test_a_topology_that_cannot_be_read_takes_no_write_its_time(
+    region: RegionRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silent etcd must not keep a write from a leader that is back, and is not asked again and again."""
+    reads = 0
+
+    async def silent() -> Topology:
+        nonlocal reads
+        reads += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(region.near.configuration, "_load", silent)
+    region.near.links["leader-1"].faults["write"] = [Unavailable("restarting"), NotMine("not yet")]
+    await region.near.write(add())
+    assert (asked(region, "leader-1"), reads) == (3, 1)
 
 
 async def test_a_sibling_that_a_change_cannot_be_sent_to_holds_up_no_writer(

@@ -64,11 +64,14 @@ class FakeLeaders:
         )
         self.owned = {0: ShardRow(0, "db", 1, "leader-1", 1)}
         self.gives_up_at = 0
+        self.waits: list[float] = []
+        """The longest wait for each look for a newer topology, in seconds."""
         self.undecided = 0
         self.tasks = Tasks()
 
-    async def refresh(self, _: float) -> None:
+    async def refresh(self, seconds: float) -> None:
         self.refreshed += 1
+        self.waits.append(seconds)
         if self.refreshed == self.gives_up_at:
             self.owned.clear()
 
@@ -145,6 +148,13 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_request_for_a_shard_that_changes_hands_is_retried_with_a_fresh_topology() -> None:
     fakes = await settle([NotMine("moving"), Unavailable("restarting")])
     assert (fakes.asked, fakes.refreshed) == (3, 2)
+
+
+async def test_no_request_waits_longer_for_a_topology_than_its_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While etcd is silent, the topology cannot be read, and the other leader may have the shard all the same."""
+    monkeypatch.setattr(remote_inverses, "_FIRST_PAUSE_SECONDS", 0.001)
+    fakes = await settle([NotMine("moving"), Unavailable("restarting"), NotMine("moving")])
+    assert (fakes.asked, fakes.waits) == (4, [0.001, 0.002, 0.004])
 
 
 async def test_the_pauses_between_requests_do_not_outgrow_a_takeover(monkeypatch: pytest.MonkeyPatch) -> None:
