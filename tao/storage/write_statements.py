@@ -49,6 +49,8 @@ _PAUSED_JOBS: Final = 8
 _NODE: Final = 9
 """Kinds of the rows of `lock_rows`."""
 
+_DELETED_AT_ONCE: Final = 500
+"""Most edges that one statement deletes: the server keeps all parts of a union in memory while it plans it."""
 _PACKET_DATA_BYTES: Final = 4 << 20
 """Bytes of data in one packet: escaped, they may double, and MariaDB accepts no packet above 16 MB."""
 _ROW_BYTES: Final = 100
@@ -584,13 +586,26 @@ def _row_text(row: tuple[object, ...]) -> tuple[str, list[object]]:
 
 
 def _delete_edges(text: StatementText, keys: Iterable[EdgeKey], edge_tables: EdgeTables) -> None:
-    by_table: dict[str, dict[ListKey, list[int]]] = defaultdict(lambda: defaultdict(list))
+    by_table: dict[str, list[EdgeKey]] = defaultdict(list)
     for key in sorted(keys):
-        table = f"{schema_name(key.id1 >> SHARD_SHIFT)}.{edge_tables(key.atype)}"
-        by_table[table][ListKey(key.id1, key.atype)].append(key.id2)
-    for table, lists in sorted(by_table.items()):
-        where = StatementText()
-        for of_list, id2s in lists.items():
-            where.add("(id1 = %s AND atype = %s AND id2 IN %s)", of_list.id1, of_list.atype, id2s)
-        # DELETE takes no index hint, and neither does a multi-table DELETE. Its ranges are on the whole primary key.
-        text.add(f"DELETE FROM {table} WHERE {' OR '.join(where.parts)}", *where.values)
+        by_table[f"{schema_name(key.id1 >> SHARD_SHIFT)}.{edge_tables(key.atype)}"].append(key)
+    for table, edges in sorted(by_table.items()):
+        for start in range(0, len(edges), _DELETED_AT_ONCE):
+            text.add(_deletion(table, edges[start : start + _DELETED_AT_ONCE]))
+
+
+def _deletion(table: str, edges: Sequence[EdgeKey]) -> str:
+    """Return the statement that deletes these rows of a table.
+
+    Several are joined one by one. Given as conditions, as row constructors or with an index hint, the servers read a
+    table with few rows for each key as a whole, and wait for those that others have locked."""
+    first = edges[0]
+    if len(edges) == 1:  # which is always found by its key, in three quarters of the time of a join
+        return f"DELETE FROM {table} WHERE id1 = {first.id1:d} AND atype = {first.atype:d} AND id2 = {first.id2:d}"
+    names = f"SELECT {first.id1:d} AS id1, {first.atype:d} AS atype, {first.id2:d} AS id2"
+    others = [f"SELECT {each.id1:d}, {each.atype:d}, {each.id2:d}" for each in edges[1:]]
+    same = " AND ".join([f"{table}.{column} = named.{column}" for column in _EDGE_KEY])
+    return (
+        f"DELETE FROM {table} USING ({' UNION ALL '.join((names, *others))}) AS named "
+        f"STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) ON {same}"
+    )

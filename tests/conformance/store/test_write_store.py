@@ -35,6 +35,7 @@ from tests.conformance.store.stores import (
     version,
     write,
 )
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = pytest.mark.database
 
@@ -401,6 +402,22 @@ async def test_a_count_waits_for_edges_that_someone_has_changed_and_not_committe
         await other.commit()
     counted = (await existing(stores, WriteKeys(recounts={key}))).recounted
     assert {key: row.count for key, row in counted.items()} == {key: 1}
+
+
+@pytest.mark.parametrize("atype", [LIKES, LONG, NORMAL])
+@pytest.mark.parametrize("deleted", [1, 2, 8, 64, 1_000])
+async def test_a_deletion_of_edges_waits_for_no_other_row(stores: Stores, atype: int, deleted: int) -> None:
+    """The table has few rows, and a scan of it would be cheap, if nobody else wrote there."""
+    locked, keys = EdgeKey(new_id(), atype, 7), [EdgeKey(new_id(), atype, 1) for _ in range(deleted)]
+    kept = EdgeKey(keys[0].id1, atype, 2**40)
+    await write(stores, list_of(locked.id1, atype, [Edge(locked.id2, 1)]))
+    await write(stores, list_of(kept.id1, atype, [Edge(1, 1), Edge(kept.id2, 1)]))
+    async with stores.write.transaction(SERVER, timeout_seconds=PATIENT_SECONDS) as other:
+        await other.lock_and_read(SHARDS, WriteKeys(edges={locked}))
+        await other.apply(RowChanges(delete_edges=[locked]))
+        await write(stores, RowChanges(delete_edges=keys))
+    remain = await existing(stores, WriteKeys(edges={locked, kept, *keys}))
+    assert set(remain.edges) == {locked, kept}
 
 
 @pytest.mark.parametrize("atype", [LIKES, LONG])
