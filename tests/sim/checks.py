@@ -22,6 +22,7 @@ from tao.client.own_writes import CRITICAL
 from tao.model.changes import ListChange, ObjectChange, ShardMessages
 from tao.model.edge_block import COMPLETE, decode_block, header
 from tao.model.edge_states import NO_OPERATION, UNSET_NODE, EdgeRegisters, NodeState, State
+from tao.model.errors import InvalidArgument
 from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey, decode_count, decode_object, deleted_data, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import EdgesQuery, Query, RangeQuery, TimeRangeQuery
@@ -49,9 +50,11 @@ from tests.sim.sets import (
 )
 
 DONE: Final = "done"
-MISTAKES: Final = ("INVALID_ARGUMENT", "INVALID_FIELD", "LIST_FULL", "OBJECT_DELETED", "WRITE_LOST")
-"""Errors that a plan itself causes: it changes a type into itself, or into one that has no place for the edge's fields,
-adds an edge to a full list or an object under the id of a deleted one, or uses a token of an act in which a master was
+INVALID: Final = "invalid"
+"""The result of a request that was refused with `InvalidArgument`, and rightly so (`tests.sim.clients`)."""
+MISTAKES: Final = (INVALID, "INVALID_FIELD", "LIST_FULL", "OBJECT_DELETED", "WRITE_LOST")
+"""Errors that a plan itself causes: it changes a type into one that has no place for the edge's fields, adds an edge to
+a full list or an object under an id that another one has or had, or uses a token of an act in which a master was
 lost."""
 
 
@@ -402,13 +405,22 @@ class Checks:
             write = f"{_name(key)}/{atype} at {expected.asked}"
             self._found(Violation("1", f"{write} is reported lost, and it is not"))
 
+    def may_exist(self, object_id: int, since: float) -> bool:
+        """Return whether an object had this id at some time from ``since`` on: adding another one is invalid then."""
+        past = self._past_of(object_id)
+        before = past.version_at(object_id, 0, since)
+        contents = [each for version, found in past.objects[object_id].items() if version >= before for each in found]
+        return object_id in past.foreign or any(otype != ABSENT for otype, _ in contents)
+
     def read_failed(self, expected: Expected, wrong: str) -> None:
         """Check a failed read. ``wrong`` says why it must not fail; empty if it may."""
         if wrong:
             self._found(Violation("7", f"the read of {_name(expected.row[0])} {expected.row[1:]} {wrong}"))
 
     def done(self, what: str, result: str) -> None:
-        """Check how an operation ended. ``result`` is the reason of its error, or `DONE`."""
+        """Check how an operation ended. ``result`` is the reason of its error, `INVALID`, or `DONE`."""
+        if result == InvalidArgument.reason:
+            self._found(Violation("valid", f"{what} is a valid request, and was refused as an invalid one"))
         if self.calm.undisturbed and result not in (DONE, *MISTAKES):
             self._found(Violation("7", f"{what} failed where nothing does: {result}"))
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import reduce
@@ -22,7 +22,7 @@ from tao.client.operations import SomeFailed
 from tao.client.own_writes import CRITICAL, MinimumVersions
 from tao.feeds import Feeds
 from tao.model.edge_states import NODE_STATES, EdgeRegisters, NodeState, State
-from tao.model.errors import TaoError, WriteLost
+from tao.model.errors import InvalidArgument, TaoError, WriteLost
 from tao.model.graph import EdgeKey, ListKey
 from tao.model.ids import MAX_RESERVED_IDS, SHARD_SHIFT, make_id
 from tao.model.jobs import NodeStateBody
@@ -35,7 +35,7 @@ from tao.wire.read_batch import QueryRow
 from tao.wire.v1 import session_pb2 as pb
 from tao.worker.kinds import PageWaits
 from tao.worker.node_state import NodeStates
-from tests.sim.checks import DONE, Asked, Checks, Expected
+from tests.sim.checks import DONE, INVALID, Asked, Checks, Expected
 from tests.sim.database import UNIX_MS_AT_START, unix_ms
 from tests.sim.loop import Process, SimLoop
 from tests.sim.plans import EDGE_TYPES, KEYS, Op
@@ -166,6 +166,7 @@ class Client:
         """Perform one operation and return its result for the trace. Tokens of writes are added to ``tokens``."""
         if self.graph is None:
             return "not open"
+        began = asyncio.get_running_loop().time()
         try:
             with self.graph.recording() as recording:
                 await self._do(self.graph, op, tokens)
@@ -174,17 +175,43 @@ class Client:
                 del tokens[:-_KEPT_TOKENS]
             return DONE
         except SomeFailed as error:
-            return next(iter(error.errors.values())).reason
+            return self._result(self.graph, op, error.errors, began)
         except TaoError as error:
-            return error.reason
+            return self._result(self.graph, op, {0: error}, began)
+
+    def _result(self, graph: WatchedGraph, op: Op, errors: Mapping[int, TaoError], began: float) -> str:
+        """Return the result of an operation some of whose items failed: that of the first one, or that a valid one was
+        refused as invalid."""
+        refused = [index for index, error in errors.items() if error.reason == InvalidArgument.reason]
+        if not all(self._is_invalid(graph, op, index, began) for index in refused):
+            return InvalidArgument.reason
+        first = next(iter(errors.values())).reason
+        return INVALID if first == InvalidArgument.reason else first
+
+    def _is_invalid(self, graph: WatchedGraph, op: Op, index: int, began: float) -> bool:
+        """Return whether an item of an operation was to be refused with `InvalidArgument`."""
+        match op.kind:
+            case "obj_put":
+                return graph.checks.may_exist(key_id(op.one, self._shards), began)
+            case "obj_put_many":
+                return graph.checks.may_exist(key_id((op.one + index) % KEYS, self._shards), began)
+            case "assoc_change_type":
+                # With the ids on two databases, no intent could express that one type has an inverse and one has not.
+                old, new = (graph.schema.atype(name) for name in (op.atype, _CHANGED_TYPES.get(op.atype, op.atype)))
+                is_at_far_end = key_id(op.one, self._shards) > key_id(op.two, self._shards)
+                return is_at_far_end and (old.inverse is None) != (new.inverse is None)
+            case _:
+                return False
 
     async def _do(self, graph: WatchedGraph, op: Op, tokens: list[WriteToken]) -> None:
         one, two = key_id(op.one, self._shards), key_id(op.two, self._shards)
         named = [each for token in tokens for each in token.named_pending]
         if op.how == "token" and named and op.value % 2:
             # A list that a token names as pending is hardly ever the one that a plan reads by chance.
-            one, atype = named[-1 - op.value % min(len(named), 8)][:2]
-            op = msgspec.structs.replace(op, atype=graph.schema.atype(atype).name)
+            id1, number = named[-1 - op.value % min(len(named), 8)][:2]
+            atype = graph.schema.atype(number)
+            if op.kind != "assoc_range_of_state" or atype.states:
+                one, op = id1, msgspec.structs.replace(op, atype=atype.name)
         self._writes += 1
         # Every value is written once, so that a content identifies its write.
         unique = f"{self.process.name} {self._writes} {op.at:.3f}"

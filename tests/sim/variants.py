@@ -58,6 +58,7 @@ from tests.sim import (
     broken_intents,
     broken_journals,
     broken_questions,
+    broken_refusals,
     broken_states,
     promotion,
     stores,
@@ -740,6 +741,10 @@ VARIANTS: Final[Sequence[Variant]] = (
         _ONE_LEADER,
         two_hop_share=0.5,
         first=30,
+    ),
+    Variant("unused ids are refused", broken_refusals.unused_ids_are_refused, frozenset({"valid"}), {}, acts=1),
+    Variant(
+        "missing edges are not deleted", broken_refusals.missing_edges_are_not_deleted, frozenset({"valid"}), {}, acts=1
     ),
     *MOVE_VARIANTS,
     *RESTORE_VARIANTS,
