@@ -97,12 +97,14 @@ class ObjectIds:
 
     async def admit(self, object_id: int, deadline: float) -> None:
         """Check an id that the caller chose for a new object. Raises `IdNotReserved`, and as `allocate`."""
-        shard = object_id >> SHARD_SHIFT
-        while True:
-            ids = self._ids_of(shard)
-            if ids is not None and ids.admit(object_id, self._clock.unix_ms()):
-                return
-            await self._reserved(shard, deadline)
+        while not self.admit_known(object_id):
+            await self._reserved(object_id >> SHARD_SHIFT, deadline)
+
+    def admit_known(self, object_id: int) -> bool:
+        """Check an id as `admit` does. Returns False where time has to be reserved first. Raises `IdNotReserved` and
+        `NotMine`."""
+        ids = self._ids_of(object_id >> SHARD_SHIFT)
+        return ids is not None and ids.admit(object_id, self._clock.unix_ms())
 
     def _ids_of(self, shard: int) -> IdSequence | None:
         """Return the ids of an owned shard; None until time is reserved under this ownership. Raises `NotMine`."""

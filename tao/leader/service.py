@@ -69,9 +69,10 @@ from tao.wire.session import AnswerAtOnce, Reply, failure
 from tao.wire.v1 import session_pb2 as pb
 
 _PLAIN_OPERATIONS: Final = frozenset(
-    {"assoc_add", "assoc_delete", "obj_update", "obj_delete", "settle_edge", "flush_counter"}
+    {"assoc_add", "assoc_delete", "obj_add", "obj_update", "obj_delete", "settle_edge", "flush_counter"}
 )
-"""What mostly needs one transaction of its leader and nothing else: no new id, no look at other rows before."""
+"""What mostly needs one transaction of its leader and nothing else: no look at other rows before. An added object does
+if its id is reserved."""
 
 
 class WriteRequests:
@@ -159,6 +160,8 @@ class WriteRequests:
             return False
         write = write_from_pb(message)
         self._writes.check(write)
+        if isinstance(write, ObjAdd) and (write.allocated or not self._writes.ids.admit_known(write.id)):
+            return False
 
         def end(result: Written | TaoError) -> None:
             self._ended.append((slot, write, results, result))

@@ -444,6 +444,8 @@ class ForwardPath:
         """Apply changes of a write that was not forwarded here, and return when the other servers of this tier that
         they concern have confirmed them or do not answer."""
         for_siblings = self._apply_hosted(changes, -inf)
+        if not for_siblings:  # mostly: a leader awaits this for each copy to another leader
+            return
         confirmations = [self._send_to_sibling(sibling, messages) for sibling, messages in for_siblings]
         outcomes = await asyncio.gather(*confirmations)
         self.siblings_missed += outcomes.count(False)

@@ -113,6 +113,14 @@ async def test_an_object_is_added_before_the_next_write_updates_it(rig: LeaderRi
     assert (reasons(results), results[1].found) == (["", ""], True)
 
 
+async def test_an_object_is_added_without_a_task_if_its_id_is_reserved(rig: LeaderRig) -> None:
+    reserved = await rig.allocate(0)
+    results = send(rig, ObjAdd(reserved, USER, b"", allocated=False))
+    assert not rig.tasks.running
+    await until(lambda: results)
+    assert (reasons(results), results[0].id) == ([""], reserved)
+
+
 async def test_a_write_is_begun_without_a_task_once_the_tasks_before_it_have_run(rig: LeaderRig) -> None:
     await rig.write(AssocAdd(LOW, COMMENT, HIGH, 1, b""))
     await answered(rig, AssocChangeType(LOW, COMMENT, HIGH, NOTE))
