@@ -355,7 +355,7 @@ def _read_bounds(arena_bytes: int) -> list[Bound]:
             SingleFlight,
             lambda fetches: fetches.under_way,
             roles.FILLS.max_fetches,
-            ("fetch_for", "add_alone"),
+            ("fetch_for", "begin_alone"),
         ),
         Bound(
             "gathered misses",
@@ -394,8 +394,8 @@ def _bounds_everywhere(repeats: _Repeats) -> list[Bound]:
     story, sdk = roles.STORY, roles.SDK
     session = sdk.links.session
     return [
-        Bound("key history", KeyHistoryRecorder, lambda recorder: len(recorder._keys), story.key_events),
-        Bound("story of shards", KeyHistoryRecorder, lambda recorder: len(recorder._shards), story.shard_events),
+        Bound("key history", KeyHistoryRecorder, lambda recorder: recorder.of_keys, story.key_events),
+        Bound("story of shards", KeyHistoryRecorder, lambda recorder: recorder.of_shards, story.shard_events),
         Bound("tasks", BackgroundTasks, len, MAX_TASKS),
         Bound("repeats saved up", RetryBudget, repeats.saved_up, roles.RETRIES.burst, ("spend",)),
         Bound("requests unanswered", Links, _unanswered, session.max_unanswered),

@@ -7,9 +7,9 @@ is needed. `find` plays seeds until a check fails; how many it may take is part 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial, partialmethod
 from itertools import islice
 from typing import Any, Final
@@ -35,11 +35,12 @@ from tao.leader.write_path import WritePath
 from tao.model.changes import Change, ListChange, ShardInvalidation, ShardMessages
 from tao.model.delivery import Position, ShardDelivery
 from tao.model.ids import EPOCH_UNIX_MS, IdSequence
+from tao.model.ports import Clock
 from tao.model.relay import Relay
 from tao.model.rows import IntentKey
 from tao.model.topology import Database
 from tao.model.writes import SettleEdge
-from tao.observability.key_history import KeyHistoryRecorder
+from tao.observability.key_history import KeyHistoryRecorder, KeyHistorySettings
 from tao.planning import write_plan
 from tao.planning.net_changes import net_changes
 from tao.planning.row_events import Translated
@@ -339,9 +340,8 @@ def _story_never_ends() -> Iterator[None]:
     """Keep the whole history of a server's keys."""
     made = KeyHistoryRecorder.__init__
 
-    def make(story: KeyHistoryRecorder, *arguments: Any) -> None:
-        made(story, *arguments)
-        story._keys = deque()
+    def make(story: KeyHistoryRecorder, settings: KeyHistorySettings, clock: Clock) -> None:
+        made(story, replace(settings, key_events=1 << 40), clock)
 
     with _replaced(KeyHistoryRecorder, __init__=make):
         yield
