@@ -365,50 +365,49 @@ class GraphCache:
 
     def store_object(self, ticket: FillTicket, value: bytes, version_epoch: int, now: float) -> Stored:
         """Store an object value that was read under ``ticket`` from a source at ``version_epoch``."""
-        version = int.from_bytes(value[:8], "little")  # as `version_of`, without a call
-        shard, outcome = self._accept(ticket, version, version_epoch, now)
-        return self._recorded(ticket, version, outcome if shard is None else shard.store_object(ticket, value))
+        return self._store(CachedShard.store_object, ticket, value, version_epoch, now)
 
     def store_list(self, ticket: FillTicket, block: bytes, version_epoch: int, now: float) -> Stored:
         """Store an edge block, if it starts at position 0."""
-        version = int.from_bytes(block[:8], "little")
-        shard, outcome = self._accept(ticket, version, version_epoch, now)
-        return self._recorded(ticket, version, outcome if shard is None else shard.store_list(ticket, block))
+        return self._store(CachedShard.store_list, ticket, block, version_epoch, now)
 
     def store_count(self, ticket: FillTicket, value: bytes, version_epoch: int, now: float) -> Stored:
         """Store a count value. ``ticket`` is a ticket of the list."""
-        version = int.from_bytes(value[:8], "little")
-        shard, outcome = self._accept(ticket, version, version_epoch, now)
-        return self._recorded(ticket, version, outcome if shard is None else shard.store_count(ticket, value))
+        return self._store(CachedShard.store_count, ticket, value, version_epoch, now)
 
     def pass_over(self, ticket: FillTicket, value: bytes, version_epoch: int, now: float) -> Stored:
         """Check a value as the methods above do, but do not store it."""
-        version = version_of(value)
-        shard, outcome = self._accept(ticket, version, version_epoch, now)
-        if shard is not None:
-            outcome = shard.note_not_kept(ticket, version)
-        self.recorder.record_key(ticket.id, ticket.atype, outcome, version)
+        not_kept = self.not_kept
+        outcome = self._store(CachedShard.pass_over, ticket, value, version_epoch, now)
+        self.not_kept = not_kept  # it was not to be
         return outcome
 
-    def _recorded(self, ticket: FillTicket, version: int, outcome: Stored) -> Stored:
-        self.not_kept += outcome is Stored.NOT_KEPT
-        self.recorder.record_key(ticket.id, ticket.atype, outcome, version)
-        return outcome
-
-    def _accept(
-        self, ticket: FillTicket, version: int, version_epoch: int, now: float
-    ) -> tuple[CachedShard | None, Stored]:
-        """Return the shard if it accepts a value of this version, or the reason why it does not."""
+    def _store(
+        self,
+        store: Callable[[CachedShard, FillTicket, bytes], Stored],
+        ticket: FillTicket,
+        value: bytes,
+        version_epoch: int,
+        now: float,
+    ) -> Stored:
+        """Check the value, and have its shard store it. Every fill comes by here, and each call less is a fiftieth of
+        what the cache does for it."""
+        version = int.from_bytes(value[:8], "little")  # as `version_of`
         shard = self._shards.get(ticket.id >> SHARD_SHIFT)
         if shard is None:
-            below = version < ticket.floor
-            return None, Stored.BELOW_FLOOR if below else Stored.NOT_KEPT
-        # Compared before the epoch is learned: a fill that itself brings a new version epoch is kept.
-        is_invalid = ticket.shard_epoch != shard.shard_epoch
-        if version_epoch > shard.version_epoch:
-            self._learn(shard, version_epoch)
-        outcome = shard.check_fill(ticket, version, version_epoch, now, is_invalid=is_invalid)
-        return (shard if outcome is Stored.STORED else None), outcome
+            outcome = Stored.BELOW_FLOOR if version < ticket.floor else Stored.NOT_KEPT
+        else:
+            # Compared before the epoch is learned: a fill that itself brings a new version epoch is kept.
+            is_invalid = ticket.shard_epoch != shard.shard_epoch
+            if version_epoch > shard.version_epoch:
+                self._learn(shard, version_epoch)
+            outcome = shard.check_fill(ticket, version, version_epoch, now, is_invalid)
+            if outcome is Stored.STORED:
+                outcome = store(shard, ticket, value)
+        if outcome is Stored.NOT_KEPT:
+            self.not_kept += 1
+        self.recorder.record_key(ticket.id, ticket.atype, outcome, version)
+        return outcome
 
     # messages and changesets
 

@@ -212,8 +212,11 @@ class CachedShard:
         """Return the highest version of the object (``atype`` 0) or list that is known by any means. ``held``: the
         value that is held, of a caller that has looked it up."""
         if held is None:
-            if atype:
-                held = self.held_count(key, atype)
+            if atype:  # as `held_count`: a fill asks for two floors
+                counts = self.counts.get(atype)
+                held = None if counts is None else counts.peek(key)
+                if not held and (entries := self.lists.get(atype)):
+                    held = entries.get(key)
             else:
                 held = self.held_object(key) if self.other_objects else self.objects.get(key)
         floors = self.floors
@@ -357,9 +360,7 @@ class CachedShard:
 
     # fills
 
-    def check_fill(
-        self, ticket: FillTicket, version: int, version_epoch: int, now: float, *, is_invalid: bool
-    ) -> Stored:
+    def check_fill(self, ticket: FillTicket, version: int, version_epoch: int, now: float, is_invalid: bool) -> Stored:
         """Return `Stored.STORED` when a value of this version may be stored, else the reason why not. ``is_invalid``:
         what the ticket was taken for may be something that was to be invalidated. The caller has recorded
         ``version_epoch`` before, and stores the value in the same synchronous call: no message can come in between."""
@@ -387,7 +388,10 @@ class CachedShard:
         self._arenas.departed.record(ticket.id, ticket.atype, version)
         return Stored.NOT_KEPT
 
-    # The following three store without a check: `check_fill` comes first.
+    # The following four are without a check: `check_fill` comes first.
+
+    def pass_over(self, ticket: FillTicket, value: bytes) -> Stored:
+        return self.note_not_kept(ticket, version_of(value))
 
     def store_object(self, ticket: FillTicket, value: bytes) -> Stored:
         otype = int.from_bytes(value[8:OBJECT_HEADER_BYTES], "little")
@@ -417,8 +421,8 @@ class CachedShard:
         limit = self._arenas.types.list_limit(ticket.atype)
         if n > limit:
             block = slice_block(block, 0, limit, PREFIX)
-        else:
-            block = with_flags(block, PREFIX | (COMPLETE if n == count else 0))
+        elif flags != (wanted := PREFIX | (COMPLETE if n == count else 0)):
+            block = with_flags(block, wanted)
         return Stored.STORED if self._put_list(ticket.id, ticket.atype, block) else Stored.NOT_KEPT
 
     # changes of the current version epoch

@@ -129,7 +129,8 @@ class EntryTable:
         """Add or replace a value. Returns False, and changes nothing, when the arena keeps no value of this size. The
         entry may take the arena over its budget: call `Arena.make_room` afterwards."""
         arena, entries = self.arena, self.entries
-        size = value_bytes(value)
+        size = _BYTES_HEAD + len(value)  # as `value_bytes`
+        size = (size + 15 if size <= _SMALL_BLOCK else size + 23) & -16
         if self._key_bytes + size > arena.largest_entry_bytes:
             return False
         old = entries.get(key)

@@ -16,20 +16,20 @@ AT_POSITION: Final = 1 << 63
 the query instead of ignoring its position."""
 
 
-class ObjectQuery(msgspec.Struct, frozen=True, tag="object"):
+class ObjectQuery(msgspec.Struct, frozen=True, gc=False, tag="object"):
     """Asks for an object value."""
 
     id: int
 
 
-class CountQuery(msgspec.Struct, frozen=True, tag="count"):
+class CountQuery(msgspec.Struct, frozen=True, gc=False, tag="count"):
     """Asks for a count value; version 0, count 0 for a list that was never written."""
 
     id1: int
     atype: int
 
 
-class RangeQuery(msgspec.Struct, frozen=True, tag="range"):
+class RangeQuery(msgspec.Struct, frozen=True, gc=False, tag="range"):
     """Asks for an edge block of positions ``pos`` to ``pos + limit - 1``; with ``pos=0`` it is a prefix that may be
     cached."""
 
@@ -39,7 +39,7 @@ class RangeQuery(msgspec.Struct, frozen=True, tag="range"):
     limit: int
 
 
-class TimeRangeQuery(msgspec.Struct, frozen=True, tag="time_range"):
+class TimeRangeQuery(msgspec.Struct, frozen=True, gc=False, tag="time_range"):
     """Asks for an edge block of at most ``limit`` edges with ``high >= time >= low``, newest first.
 
     ``start`` says where the block begins. 0: at the first of these edges. An id: after the edge ``(high, id)`` in list
@@ -69,7 +69,7 @@ def start_at(pos: int) -> int:
     return AT_POSITION + pos if pos else 0
 
 
-class EdgesQuery(msgspec.Struct, frozen=True, tag="edges"):
+class EdgesQuery(msgspec.Struct, frozen=True, gc=False, tag="edges"):
     """Asks for an edge block, in list order, of the edges to ``id2s`` with ``high >= time >= low``."""
 
     id1: int
@@ -135,7 +135,7 @@ class FillRead(msgspec.Struct, frozen=True):
     version_epochs: dict[int, int]
 
 
-class Fetched(msgspec.Struct, frozen=True):
+class Fetched(msgspec.Struct, frozen=True, gc=False):
     """One answer from further up; the version epoch that its shard had before the answer was read or at that time; and
     the tier that answered (``leader``, ``database``), for people. ``keep``: whether the answer may be cached here."""
 

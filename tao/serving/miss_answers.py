@@ -52,8 +52,7 @@ class MissAnswers:
         self._open = expected
         self._for_fill = for_fill
         self._max_part_bytes = settings.max_part_bytes
-        # A single value always has room: sending it shows whether it fits a message at all.
-        self._is_empty = room == settings.max_answer_bytes
+        self._max_answer_bytes = settings.max_answer_bytes
         self.room = room
         """The bytes that still fit the answer. Nothing more does at 0 or below."""
         self._answered: set[int] = set()
@@ -65,16 +64,17 @@ class MissAnswers:
         """Answer a slot with a value. Raises `AnswerFull` when there is no room for it."""
         if slot in self._answered:
             return
-        size = len(fetched.value)
-        if size > self.room and not self._is_empty:
+        value = fetched.value
+        size = len(value)
+        # A single value always has room: sending it shows whether it fits a message at all.
+        if size > self.room != self._max_answer_bytes:
             self.room = 0  # nothing more is fetched
             raise AnswerFull(TOO_MANY_BYTES)
-        self._is_empty = False
         self.room -= size
         self._collected_bytes += size
         collected = self._by_origin.get(fetched.origin) or self._collected(fetched.origin)
         collected.slots.append(slot)
-        collected.values.append(fetched.value)
+        collected.values.append(value)
         if self._for_fill:
             shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
             # The lowest epoch: it must have been in force no later than any of the answers was read.

@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable
 from math import inf
-from typing import Final, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 from tao.cache.answers import edges_answer, merged_block, prefix_answer, range_answer
 from tao.model.edge_block import header, mark_cut
@@ -301,19 +301,32 @@ class _MissedBatch:
         query = next(self._queries)
         if self._answers.room <= 0:
             raise AnswerFull(TOO_MANY_BYTES)
+        is_cut = False
         shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
         refusal = misses.admit(shard)
         if refusal is None and check is not None:
             refusal = check.refuse(query, critical=self._critical)
         if refusal is not None:
             raise refusal
-        is_cut = False
         if not isinstance(query, ObjectQuery):
             if isinstance(query, EdgesQuery) and not query.id2s:
                 query = RangeQuery(query.id1, query.atype, 0, 0)
             limit = misses.schema.atype(query.atype).limit
             if isinstance(query, RangeQuery | TimeRangeQuery) and query.limit > limit:
                 query, is_cut = _cut(query, limit), True
+        critical, staleness_ms, minimum = self._critical, 0.0, 0
+        if critical or self._max_staleness_ms:
+            critical, staleness_ms = self._criticality(query, shard)
+        if self._minimums:
+            minimum = self._minimums.get(slot, 0)
+        if critical or minimum or is_cut or not LoneMiss.begins(misses, self, query, slot):
+            miss = Miss(misses, self, query, minimum, slot, is_cut=is_cut, staleness_ms=staleness_ms)
+            miss.begin(critical=critical)
+
+    def _criticality(self, query: Query, shard: int) -> tuple[bool, float]:
+        """Return whether a query is read critically, and how far its shard is behind its master when it is for that.
+        Raises why it may not be."""
+        misses, check = self._misses, self._check
         critical, staleness_ms = self._critical, 0.0
         if self._max_staleness_ms and not critical:
             staleness_ms = misses.staleness_ms(shard)
@@ -326,10 +339,7 @@ class _MissedBatch:
                 staleness_ms = 0.0
         if critical and (refusal := misses.pass_on(shard, self._reply.peer)) is not None:
             raise refusal
-        minimum = self._minimums.get(slot, 0)
-        if critical or minimum or is_cut or not LoneMiss.begins(misses, self, query, slot):
-            miss = Miss(misses, self, query, minimum, slot, is_cut=is_cut, staleness_ms=staleness_ms)
-            miss.begin(critical=critical)
+        return critical, staleness_ms
 
     def put_aside(self) -> bool:
         if not self._shares.put_aside(self._work):
@@ -702,32 +712,21 @@ class Miss(FetchWaiter):
                 single_flight.call_later(pause_seconds, self._read_critically)
 
 
-class LoneMiss(LoneFetch):
+class LoneMiss(LoneFetch, eq=False):
     """A missed query of the usual kind: it asks for no version, and one fetch is expected to decide it, which nobody
     else waits for. Whatever turns out otherwise makes a `Miss` of it."""
 
-    __slots__ = ("_is_answered", "_misses", "_receiver", "query", "slot")
-
     # What a `Miss` has, as its receiver sees it.
-    is_cut: Final = False
-    is_set_aside: Final = False
-    staleness_ms: Final = 0.0
+    is_cut: ClassVar[bool] = False
+    is_set_aside: ClassVar[bool] = False
+    minimum: ClassVar[int] = 0
+    staleness_ms: ClassVar[float] = 0.0
 
-    def __init__(
-        self,
-        misses: Misses,
-        receiver: MissReceiver,
-        key: Hashable,
-        query: ObjectQuery | CountQuery | RangeQuery,
-        fetch_query: Query,
-        slot: int,
-    ) -> None:
-        LoneFetch.__init__(self, misses.single_flight, key, fetch_query)  # `super()` would cost as much as the call
-        self._misses: Final = misses
-        self._receiver: Final = receiver
-        self._is_answered = False
-        self.query: Final = query
-        self.slot: Final = slot
+    misses: Misses
+    receiver: MissReceiver
+    query: ObjectQuery | CountQuery | RangeQuery
+    slot: int
+    is_answered: bool = False
 
     @classmethod
     def begins(cls, misses: Misses, receiver: MissReceiver, query: Query, slot: int) -> bool:
@@ -745,11 +744,15 @@ class LoneMiss(LoneFetch):
             key = query.id
         elif not isinstance(query, CountQuery):
             return False
-        return cls(misses, receiver, key, query, fetch_query, slot).begin()
+        ticket = single_flight.ticket_alone(key, fetch_query)
+        if ticket is None:
+            return False
+        single_flight.begin_alone(cls(single_flight, key, fetch_query, ticket, misses, receiver, query, slot))
+        return True
 
     def waiter(self) -> Miss:
         """See `LoneFetch.waiter`."""
-        miss = Miss(self._misses, self._receiver, self.query, 0, self.slot)
+        miss = Miss(self.misses, self.receiver, self.query, 0, self.slot)
         miss.note_prefix_asked(self.fetch_query)
         return miss
 
@@ -759,13 +762,13 @@ class LoneMiss(LoneFetch):
         if isinstance(query, RangeQuery) and not isinstance(fetched, TaoError):
             answer = range_answer(fetched.value, query.pos, query.limit)
             if answer is None:
-                self._is_answered = True  # by the waiter, once
+                self.is_answered = True  # by the waiter, once
                 deliver(self.waiter().take, fetched)
                 return
             fetched = Fetched(answer, fetched.version_epoch, fetched.origin)
-        if not self._is_answered:
-            self._is_answered = True
-            self._receiver.take(self, fetched)
+        if not self.is_answered:
+            self.is_answered = True
+            self.receiver.take(self, fetched)
 
 
 def _prefix(query: RangeQuery | TimeRangeQuery | EdgesQuery, limit: int) -> RangeQuery:

@@ -29,7 +29,9 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
+
+import msgspec
 
 from tao.cache import FillTicket, GraphCache, Stored
 from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError, Unavailable
@@ -231,22 +233,32 @@ class SingleFlight:
         self.started += 1
         return fetch
 
-    def add_alone(self, lone: LoneFetch) -> bool:
-        """Note a fetch that begins now, and give it its ticket. Returns False, and does nothing, when there is another
-        fetch of its key, or no room for one more."""
-        settings, key = self.settings, lone.key
+    def ticket_alone(self, key: Hashable, query: Query) -> FillTicket | None:
+        """Return the ticket of a `LoneFetch`; None when there is another fetch of its key, or no room for one more."""
+        settings = self.settings
         if key in self._by_key or self.waiting >= settings.max_waiting or len(self._all) >= settings.max_fetches:
-            return False
-        query = lone.fetch_query
+            return None
         if isinstance(query, ObjectQuery):  # as `ticket`: most are, and each miss is one call less
-            lone.ticket = self.cache.ticket("object", query.id, 0, self._clock.monotonic())
-        else:
-            lone.ticket = self.cache.ticket("list", query.id1, query.atype, self._clock.monotonic())
-        self._by_key[key] = lone  # not before it has its ticket, without which no other query could join it
+            return self.cache.ticket("object", query.id, 0, self._clock.monotonic())
+        return self.cache.ticket("list", query.id1, query.atype, self._clock.monotonic())
+
+    def begin_alone(self, lone: LoneFetch) -> None:
+        """Begin a fetch that has just been given its ticket, and ask the source."""
+        self._by_key[lone.key] = lone
         self._all.add(lone)
         self.waiting += 1
         self.started += 1
-        return True
+        try:
+            ticket, seconds = lone.ticket, self.settings.timeout_seconds
+            shard = ticket.id >> SHARD_SHIFT
+            # What fills the cache is nobody's: it has no caller.
+            self.source.fetch(
+                FetchRequest(lone.fetch_query, shard, ticket.floor, lone.take, seconds, False, None, lone.pause)
+            )
+        except Exception as error:
+            # A bug must not leave a fetch that others join and that never finishes.
+            _logger.exception("a fetch could not be started")
+            lone.take(InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
 
     def open(self, lone: LoneFetch, waiter: FetchWaiter) -> Fetch:
         """Return the fetch that a lone one becomes, for the waiter of its query."""
@@ -439,69 +451,55 @@ class Fetch:
             deliver(waiter.finish, brought)
 
 
-class LoneFetch(ABC):
-    """The first attempt of a fetch for one query, which asks for no version, while nobody else waits for it."""
+class _Course(msgspec.Struct, eq=False, kw_only=True):
+    """How far a `LoneFetch` has come."""
 
-    __slots__ = ("_fetch", "_is_finished", "fetch_query", "key", "single_flight", "ticket")
+    became: Fetch | None = None
+    is_finished: bool = False
 
-    minimum: Final = 0
+
+class LoneFetch(_Course, eq=False):
+    """The first attempt of a fetch for one query, which asks for no version, while nobody else waits for it. It is a
+    structure, which is made without a call of Python code."""
+
+    minimum: ClassVar[int] = 0
     """As `Fetch.minimum`."""
 
-    def __init__(self, single_flight: SingleFlight, key: Hashable, fetch_query: Query) -> None:
-        self.single_flight: Final = single_flight
-        self.key: Final = key
-        self.fetch_query: Final = fetch_query
-        self.ticket: FillTicket
-        self._fetch: Fetch | None = None  # what it has become
-        self._is_finished = False
+    single_flight: SingleFlight
+    key: Hashable
+    fetch_query: Query
+    ticket: FillTicket
 
-    @abstractmethod
     def waiter(self) -> FetchWaiter:
         """Return the waiter of the query, as if it had joined a fetch from the start."""
+        raise NotImplementedError
 
-    @abstractmethod
     def finish(self, fetched: Fetched | TaoError) -> None:
         """Take what was fetched and stored. It is called again, with an error, when it has raised."""
+        raise NotImplementedError
 
     def opened(self) -> Fetch:
         """Return the fetch that this one becomes or has become."""
-        fetch = self._fetch
+        fetch = self.became
         if fetch is None:
             waiter = self.waiter()
             waiter.note_joined(self.key, self.fetch_query)
-            fetch = self._fetch = self.single_flight.open(self, waiter)
+            fetch = self.became = self.single_flight.open(self, waiter)
         return fetch
 
-    def begin(self) -> bool:
-        """Ask the source. Returns False when the query has to join another fetch, or may not begin one: see
-        `SingleFlight.add_alone`."""
-        single_flight = self.single_flight
-        if not single_flight.add_alone(self):
-            return False
-        try:
-            ticket, seconds = self.ticket, single_flight.settings.timeout_seconds
-            shard = ticket.id >> SHARD_SHIFT
-            # What fills the cache is nobody's: it has no caller.
-            single_flight.source.fetch(
-                FetchRequest(self.fetch_query, shard, ticket.floor, self._take, seconds, False, None, self._pause)
-            )
-        except Exception as error:
-            # A bug must not leave a fetch that others join and that never finishes.
-            _logger.exception("a fetch could not be started")
-            self._take(InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
-        return True
-
-    def _pause(self, failure: TaoError) -> bool:
+    def pause(self, failure: TaoError) -> bool:
+        """See `Fetch.pause`."""
         return self.opened().pause(failure)
 
-    def _take(self, fetched: Fetched | TaoError) -> None:
-        if self._is_finished:
+    def take(self, fetched: Fetched | TaoError) -> None:
+        """Take what the attempt has brought."""
+        if self.is_finished:
             self.finish(fetched)  # the source calls once more, with an error, because the first call has raised
             return
-        if self._fetch is None and not isinstance(fetched, TaoError):
+        if self.became is None and not isinstance(fetched, TaoError):
             single_flight = self.single_flight
             if single_flight.store(self.ticket, self.fetch_query, fetched) is not Stored.BELOW_FLOOR:
-                self._is_finished = True
+                self.is_finished = True
                 # Before the query is answered: when it needs another fetch, it must not join this one again.
                 single_flight.remove(self, 1)
                 self.finish(fetched)

@@ -575,7 +575,12 @@ class RemoteSource:
             asked.until = self._now() + asked.timeout_seconds
         if not self._gathered:
             self._call_soon(self._ask_leaders)
-        self._gathered.setdefault((asked.shard, asked.critical, asked.caller), []).append(asked)
+        key = asked.shard, asked.critical, asked.caller
+        gathered = self._gathered.get(key)
+        if gathered is None:
+            self._gathered[key] = [asked]
+        else:
+            gathered.append(asked)
 
     def _ask_leaders(self) -> None:
         gathered, self._gathered = self._gathered, {}

@@ -59,14 +59,14 @@ def pair_filter_without_changes() -> Iterator[None]:
 @contextmanager
 def ticket_epoch_ignored() -> Iterator[None]:
     """Keep and await after a bulk invalidation what was read before it."""
-    accept = GraphCache._accept
+    store_checked = GraphCache._store
 
-    def accept_all(cache: GraphCache, ticket: FillTicket, *rest: Any) -> Any:
+    def store_all(cache: GraphCache, store: Any, ticket: FillTicket, *rest: Any) -> Any:
         shard = cache._shards.get(ticket.id >> SHARD_SHIFT)
         shard_epoch = ticket.shard_epoch if shard is None else shard.shard_epoch
-        return accept(cache, msgspec.structs.replace(ticket, shard_epoch=shard_epoch), *rest)
+        return store_checked(cache, store, msgspec.structs.replace(ticket, shard_epoch=shard_epoch), *rest)
 
-    with patch.multiple(GraphCache, _accept=accept_all, is_invalid=lambda *_: False):
+    with patch.multiple(GraphCache, _store=store_all, is_invalid=lambda *_: False):
         yield
 
 
