@@ -157,11 +157,12 @@ async def find_broken_pairs(
     *,
     recheck_seconds: float = 1.0,
     on_progress: OnProgress = lambda _shard, _edges: None,
+    time_ns: Callable[[], int] = time.time_ns,
 ) -> list[BrokenPair]:
     """Return the pairs whose two edges are not each other's inverse, at most about `MAX_FOUND`.
 
     A pair that disagrees is read again after ``recheck_seconds``, because it may be being written. ``on_progress``
-    receives the shard and how many edges have been read so far."""
+    receives the shard and how many edges have been read so far. ``time_ns`` returns the time since 1970."""
     broken: dict[tuple[int, int, int], BrokenPair] = {}
     looked_at = 0
     paired_types = [atype for atype in schema.assocs if atype.inverse is not None and not atype.states]
@@ -181,7 +182,9 @@ async def find_broken_pairs(
                 on_progress(shard, looked_at)
                 if len(broken) >= MAX_FOUND:
                     return sorted(broken.values())
-    unequal = find_unequal_ends(routes, schema, scans, recheck_seconds=recheck_seconds, on_progress=on_progress)
+    unequal = find_unequal_ends(
+        routes, schema, scans, recheck_seconds=recheck_seconds, on_progress=on_progress, time_ns=time_ns
+    )
     async for key, fault in unequal:
         at_low = key if key.id1 <= key.id2 else _mirror(key, schema)
         broken[at_low.id1, at_low.id2, at_low.atype] = BrokenPair(
@@ -392,16 +395,20 @@ async def find_faults(
     counts: bool,
     on_edges: OnProgress = lambda _shard, _edges: None,
     on_lists: OnProgress = lambda _shard, _lists: None,
+    time_ns: Callable[[], int] = time.time_ns,
 ) -> Faults:
     """Look for old intents and broken pairs (``inverses``), and for wrong counts (``counts``).
 
-    ``on_edges`` and ``on_lists`` receive a shard and how many edges or lists have been read so far."""
+    ``on_edges`` and ``on_lists`` receive a shard and how many edges or lists have been read so far. ``time_ns`` returns
+    the time since 1970, by which intents and removed edges are old."""
     found = Faults()
     if inverses:
-        before = int((time.time() - OLD_INTENT_SECONDS) * 1000)
+        before = time_ns() // 1_000_000 - round(OLD_INTENT_SECONDS * 1000)
         shards = range(access.routes.shards)
         found.intents = await access.intents.old_intents(shards, before_unix_ms=before, limit=MAX_FOUND)
-        found.pairs = await find_broken_pairs(access.routes, schema, access.scans, access.store, on_progress=on_edges)
+        found.pairs = await find_broken_pairs(
+            access.routes, schema, access.scans, access.store, on_progress=on_edges, time_ns=time_ns
+        )
     if counts:
         found.counts = await find_wrong_counts(access.routes, schema, access.slow_scans, on_progress=on_lists)
     return found

@@ -555,9 +555,8 @@ def _move_ops(rng: random.Random, faults: list[Fault], shape: Shape) -> list[Op]
 def _restore_ops(rng: random.Random, fault: Fault, shape: Shape) -> list[Op]:
     """Yield edges that are added while the databases are backed up one after the other, reservations of ids until after
     the restore, and reads with tokens of what is lost."""
-    found = _reservations(rng, fault.at + 2.0, fault.pick, shape) + _reservations(
-        rng, fault.at + 12.0, fault.pick, shape
-    )
+    one = fault.pick % shape.shards
+    found = _reservations(rng, fault.at + 2.0, one, shape) + _reservations(rng, fault.at + 12.0, one, shape)
     for _ in range(_EDGES_OF_BACKUP):
         one, two = rng.sample(range(KEYS), 2)
         at, client = fault.at + rng.random() * 1.5, rng.randrange(shape.all_clients)

@@ -178,13 +178,16 @@ class Restores:
         world.dead.append(process)
         repaired = asyncio.Event()
 
+        def time_ns() -> int:
+            return unix_ms(world.loop.now) * 1_000_000
+
         async def repair() -> None:
             routes = Routes(world.topology)
             links = Links(LinkSettings(session=SESSION), Credentials("repair", "operator"))
             while True:
                 try:
                     access = _access(world, routes, links)
-                    faults = await find_faults(access, world.schema, inverses=True, counts=True)
+                    faults = await find_faults(access, world.schema, inverses=True, counts=True, time_ns=time_ns)
                     repairs = await repair_faults(access, faults)
                     world.trace.note("repairs", len(faults.pairs), len(faults.counts), len(faults.intents))
                     world.checks.looked_at["repaired_pairs"] += len(faults.pairs)
