@@ -425,11 +425,15 @@ class Publisher:
         coverage = self._coverages.get(shard)
         if coverage is not None and coverage.source == source:
             coverage.note_spool_dropped(number)
+        for subscription in self._followed.get(shard, ()):
+            subscription.note_spool_dropped(shard, source, number)
 
     def _on_spool_lost(self) -> None:
         for shard in self._spooled:
             self._coverages[shard].note_spool_lost()
         self._spooled.clear()
+        for subscription in self._subscriptions.values():
+            subscription.note_spool_lost()
 
 
 def _split(batch: ShardMessages, size: int) -> list[ShardMessages]:

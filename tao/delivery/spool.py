@@ -95,6 +95,8 @@ class SqliteSpool:
         # Both count losses. A job that was queued before the loop knew of a loss builds on lost rows and is skipped.
         self._era = 0  # losses that the loop knows of
         self._thread_era = 0  # losses that the thread has had
+        # By shard and source, the highest position that was dropped: the loop may not know it when it queues a mark.
+        self._gone: dict[tuple[int, str], int] = {}
         self._connection: sqlite3.Connection | None = None
         self._retry_at = 0.0
         self.trouble = ""
@@ -259,13 +261,18 @@ class SqliteSpool:
                 )
                 self.rows += len(bodies)
                 self.bytes += sum([len(body) for *_, body in bodies])
-                _put_marks(connection, marks)
+                _put_marks(connection, map(self._without_what_is_gone, marks))
             case _Prove(numbers=numbers, era=era) if era == self._thread_era:
                 connection.executemany("REPLACE INTO proofs (source, number) VALUES (?, ?)", numbers.items())
             case _Read():
                 job.rows = _read(connection, job)
             case _:
                 pass  # queued before the loop knew of a loss; the job builds on lost rows
+
+    def _without_what_is_gone(self, mark: SpoolMark) -> SpoolMark:
+        """Return a mark that claims no row which was dropped."""
+        gone = self._gone.get((mark.shard, mark.source), 0)
+        return mark if mark.after >= gone else msgspec.structs.replace(mark, after=gone)
 
     def _make_room(self, connection: sqlite3.Connection, dropped: dict[tuple[int, str], int]) -> None:
         """Drop the oldest rows that exceed the size or the age, and note in ``dropped`` the last position of each shard
@@ -285,6 +292,7 @@ class SqliteSpool:
                     break
                 self.bytes -= size
                 dropped[shard, source] = max(number, dropped.get((shard, source), 0))
+                self._gone[shard, source] = max(number, self._gone.get((shard, source), 0))
                 last, gone = place, gone + 1
             oldest.close()
             if not gone:

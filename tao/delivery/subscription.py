@@ -98,6 +98,7 @@ class SpoolReplay:
         self._last = (cursor.reached, _AFTER_ALL_PLACES)
         self._read_up_to = -1
         self._ended = False
+        self._lacks_rows = False
 
     @property
     def complete(self) -> bool:
@@ -113,26 +114,25 @@ class SpoolReplay:
 
         def take(rows: Sequence[SpoolRow] | None) -> None:
             self.reading = False
-            follow_on = rows is not None and self._spool_has_the_rest()
-            if rows and follow_on:
+            if rows and not self._lacks_rows:
                 self.rows.extend(rows)
                 self._last = (rows[-1].number, rows[-1].place)
             self._ended = not rows
-            on_read(follow_on)
+            on_read(rows is not None and not self._lacks_rows)
 
         self.reading = True
         self._read_up_to = self.stream.coverage.head
         spool.read(self.stream.shard, self.cursor.source, self._last, max_bytes, take)
 
-    def _spool_has_the_rest(self) -> bool:
-        """Return whether the spool still has every row after the last one that was read. It makes room while a replay
-        waits for its turn, and between two reads; what it has dropped is known before what was read afterwards."""
-        coverage = self.stream.coverage
-        dropped = coverage.spool_after
-        if dropped is None or coverage.source != self.cursor.source:
-            return False
-        # Of the transaction at which the last read broke off, rows may have been dropped that it had not read.
-        return (dropped, _AFTER_ALL_PLACES) <= self._last
+    def note_dropped(self, number: int) -> None:
+        """Note that the spool has dropped rows up to this position. It makes room while a replay waits for its turn,
+        and between two reads; what it has dropped is reported before what was read afterwards."""
+        # Of the transaction at which the last read broke off, it may have been a row that was not read.
+        self._lacks_rows = self._lacks_rows or (number, _AFTER_ALL_PLACES) > self._last
+
+    def note_lost(self) -> None:
+        """Note that nothing in the spool can be relied on."""
+        self._lacks_rows = True
 
     def next_part(self) -> ShardDelivery:
         """Remove the first row and return it as a part of a delivery."""
@@ -468,6 +468,17 @@ class Subscription:
         for shard, replay in tuple(islice(self._replays.items(), self._settings.catching_up_shards)):
             if spool is not None and not (replay.reading or replay.rows or replay.complete):
                 replay.read(spool, self._settings.max_delivery_bytes, partial(self._rows_read, shard, replay))
+
+    def note_spool_dropped(self, shard: int, source: str, number: int) -> None:
+        """Note that the spool has dropped a shard's rows up to this position of a source."""
+        replay = self._replays.get(shard)
+        if replay is not None and replay.cursor.source == source:
+            replay.note_dropped(number)
+
+    def note_spool_lost(self) -> None:
+        """Note that nothing in the spool can be relied on."""
+        for replay in self._replays.values():
+            replay.note_lost()
 
     def _rows_read(self, shard: int, replay: SpoolReplay, readable: bool) -> None:
         if self._replays.get(shard) is replay:

@@ -19,9 +19,15 @@ SETTINGS = DeliverySettings(log_messages_per_shard=4, max_delivery_messages=3)
 
 
 class Leader:
-    def __init__(self, disk: SpoolDisk | None = None, run: str = "run-1") -> None:
+    def __init__(
+        self,
+        disk: SpoolDisk | None = None,
+        run: str = "run-1",
+        call: Callable[[Callable[[], None]], object] = lambda do: do(),
+    ) -> None:
+        """``call`` runs what the spool reports."""
         self.timers: list[Callable[[], None]] = []
-        spool = None if disk is None else MemorySpool(disk)
+        spool = None if disk is None else MemorySpool(disk, call)
         self.publisher = Publisher(SETTINGS, run, lambda _: "db", spool, lambda _, do: self.timers.append(do))
         self.publisher.open_shard(1, 1, 1)
         self.stored = 0
@@ -365,3 +371,25 @@ def test_a_leader_that_may_have_missed_a_part_does_not_go_on_within_the_transact
     leader.relay_part(LAST_PART, 123)
     leader.pass_time()
     assert outcomes(stream)[-1] == "reset"
+
+
+def test_a_replay_is_given_up_whose_rows_were_dropped_although_they_have_been_sent_again_since() -> None:
+    """The spool is read behind a drop, and both are reported later. Between the reports the tailer sends again what
+    was dropped, for another subscriber, and more than the memory log keeps."""
+    reports: list[Callable[[], None]] = []
+    leader = Leader(SpoolDisk(), call=reports.append)
+    for number in range(11, 21):
+        leader.relay(number - 1, number)
+    for report in reports:
+        report()
+    reports.clear()
+    spool = leader.publisher.spool
+    assert isinstance(spool, MemorySpool)
+    spool.drop_oldest(10)
+    deliveries = leader.subscribe(AT_11)
+    *drops, read = reports
+    for report in drops:
+        report()
+    leader.relay(10, *range(11, 21))
+    read()
+    assert outcomes(deliveries) == ["reset"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -205,3 +206,22 @@ async def test_a_damaged_file_that_cannot_be_set_aside_is_a_failed_disk_and_jobs
         await opened.append(3)
         assert await opened.numbers() == [3]
     assert opened.spool.trouble == ""
+
+
+async def test_a_mark_that_is_queued_before_a_drop_is_known_claims_nothing_that_is_gone(open_spool: Opener) -> None:
+    opened = await open_spool(max_bytes=64 << 10)
+    for number in range(1, 9):
+        await opened.append(number, 6 << 10)
+    gone = len(opened.dropped)
+    stored = asyncio.Event()
+    messages = ShardMessages(1, 1, (ObjectChange(1 << 47 | 1, 1, 2, 1, b"x" * (20 << 10)),))
+    opened.spool.append([SpoolRow("h", 9, messages)], [SpoolMark(1, "h", 0, 9, linked=True)], stored.set)
+    while opened.spool.dropped_rows == gone:
+        time.sleep(0.001)  # noqa: ASYNC251 - see above
+    await opened.append(10)
+    await opened.spool.close()
+    (mark,) = (await open_spool()).spool.marks()
+    numbers = await open_spool.opened[-1].numbers()
+    assert numbers
+    assert numbers[0] > 1
+    assert mark.after == numbers[0] - 1
