@@ -133,13 +133,13 @@ cdef class KeyEvents:
 
 cdef int collect(Ring *ring, uint64_t key, uint64_t atype, bint of_shard, list found) except -1:
     """Add the events of a key to those that were found, each with its number."""
-    cdef Event *each
+    cdef Event each
     cdef Py_ssize_t place
     for place in range(ring.length):
-        each = &ring.events[place]
+        each = ring.events[place]  # a copy: a tuple may begin a garbage collection, and that may record an event
         if each.key == key and each.atype == atype:
-            event = (each.seconds, <object>each.event, each.version, <object>each.cause, of_shard)
-            found.append((each.number, event))
+            event, cause = <object>each.event, <object>each.cause
+            found.append((each.number, (each.seconds, event, each.version, cause, of_shard)))
     return 0
 
 

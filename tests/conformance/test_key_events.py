@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import importlib.util
 from itertools import count
 from types import ModuleType
@@ -56,6 +58,34 @@ def test_events_of_a_key_and_its_shard_come_in_their_order_with_their_causes(cor
         (2.0, "applied", 8, "delivery", False),
         (5.0, "closed", 0, "", True),
     ]
+
+
+def test_events_may_be_recorded_by_a_finalizer_while_others_are_searched(core: ModuleType) -> None:
+    """The log grows meanwhile, so it moves to another place in memory."""
+    log = make(core, 1_000_000)
+    for version in range(4_096):
+        log.record_key(1, 0, FILL_BEGUN, version)
+    finalized: list[int] = []
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            finalized.append(1)
+            for version in range(4_096):
+                log.record_key(2, 0, EVICTED, version)
+
+    before = gc.get_threshold()
+    gc.collect()
+    Cycle()
+    gc.set_threshold(300)
+    try:
+        found = log.events_of(1, 0)
+    finally:
+        gc.set_threshold(*before)
+    assert finalized
+    assert found == [(float(version + 1), FILL_BEGUN, version, "", False) for version in range(4_096)]
 
 
 @pytest.mark.parametrize("most", [1, 2, 64, 65, 200])
