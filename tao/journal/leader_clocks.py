@@ -64,8 +64,8 @@ class LeaderClocks:
         """Return the time of an operation that is accepted now, in microseconds since 1970: later than that of any
         operation which this leader has made, and than the stamp before. Raises `Unavailable` when the leader's clock
         was not measured within ``clock_age_seconds``."""
-        measured, now = self._measured.get(leader), self._monotonic()
-        if measured is None or now - measured.asked_at > self._settings.clock_age_seconds:
+        measured, now = self._known(leader), self._monotonic()
+        if measured is None:
             raise Unavailable(
                 f"the clock of {leader} was not measured within {self._settings.clock_age_seconds:.0f} s, so the write "
                 "cannot be given a time, and is not accepted: try again once the leader can be reached"
@@ -94,9 +94,15 @@ class LeaderClocks:
             self._lacking.set()
 
     def _lacks_some(self) -> bool:
-        """Return whether the clock of a leader that is up was never measured."""
+        """Return whether the clock of a leader that is up is not known."""
         leaders = (leader for tier in (self._own(), *self._others()) for leader in tier.up)
-        return any(leader.name not in self._measured for leader in leaders)
+        return any(self._known(leader.name) is None for leader in leaders)
+
+    def _known(self, leader: str) -> _Measured | None:
+        """Return the measurement by which a leader's time may be told now."""
+        measured = self._measured.get(leader)
+        is_too_old = measured is None or self._monotonic() - measured.asked_at > self._settings.clock_age_seconds
+        return None if is_too_old else measured
 
     async def measure(self) -> None:
         """Measure the clocks of leaders once."""

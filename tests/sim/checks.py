@@ -525,7 +525,8 @@ class Checks:
                 raise Violation("join", f"{edge}: {near} here, {far} there; {operation} was acknowledged")
         for node, state in self._node_operations.items():
             master = self._master_of(node.id1 >> SHARD_SHIFT)
-            if node not in master.past.lost_nodes and master.truth.nodes.get(node, UNSET_NODE) < state:
+            kept = max(master.truth.nodes.get(node, UNSET_NODE), master.past.lost_nodes.get(node, UNSET_NODE))
+            if kept < state:
                 raise Violation("join", f"{_name(node.id1)} {node.atype}: {state} was acknowledged")
 
     def committed(self, _: SimDatabase, changes: RowChanges) -> None:

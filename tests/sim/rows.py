@@ -11,7 +11,7 @@ import msgspec
 
 from tao.model.changes import sort_edges
 from tao.model.edge_block import COMPLETE, PREFIX, encode_block
-from tao.model.edge_states import NO_OPERATION, EdgeRegisters, NodeState
+from tao.model.edge_states import NO_OPERATION, UNSET_NODE, EdgeRegisters, NodeState
 from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey, deleted_data, encode_count, encode_object
 from tao.model.ids import MAX_ID, SHARD_SHIFT
 from tao.model.jobs import JobRow, PausedKind
@@ -237,8 +237,8 @@ class Past:
         """Object (with 0) or list → (time in seconds, version reached then), in the order of time."""
         self.lost_jobs: Final[set[int]] = set()
         """Jobs in lost transactions."""
-        self.lost_nodes: Final[set[ListKey]] = set()
-        """Nodes whose operations are in lost transactions."""
+        self.lost_nodes: Final[dict[ListKey, NodeState]] = {}
+        """Node → the newest of its operations in lost transactions."""
         self.lost_pairs: Final[set[IntentKey]] = set()
         """Pairs of the edges in lost transactions: what other databases had written about them was not lost."""
         self.repaired_pairs: Final[set[IntentKey]] = set()
@@ -259,7 +259,8 @@ class Past:
             self.lost_pairs.update(changes.delete_intents)
             self.repaired_pairs.clear()
             self.lost_jobs.update(changes.put_jobs)
-            self.lost_nodes.update(changes.put_nodes)
+            for node, state in changes.put_nodes.items():
+                self.lost_nodes[node] = max(state, self.lost_nodes.get(node, UNSET_NODE))
 
     def _lose(self, key: tuple[int, int], versions: Iterable[int], left: int) -> None:
         known = self.lost[key]

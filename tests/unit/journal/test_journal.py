@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -434,7 +435,8 @@ async def test_writes_are_accepted_at_once_after_masters_have_moved_to_another_r
         assert isinstance((await rig.accept(edge(0, 2)))[0], bytes)
 
 
-async def test_clock_of_a_leader_that_comes_back_is_measured_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("measured_before", [False, True])
+async def test_clock_of_a_leader_that_comes_back_is_measured_at_once(tmp_path: Path, measured_before: bool) -> None:
     async with JournalRig(tmp_path, normal_tasks=0, clock_seconds=3_600.0) as rig:
         configuration = rig.context.configuration
         in_west = with_master_in_west(configuration.routes.topology)
@@ -447,11 +449,15 @@ async def test_clock_of_a_leader_that_comes_back_is_measured_at_once(tmp_path: P
             rig.links[leader].handler = cast(RequestHandler, SimpleNamespace(handle=answer))
         configuration.use_topology(with_another_leader(in_west, down=True))
         rig.tasks(rig.journal.clocks.keep())
-        await until(lambda: "west-leader" in rig.journal.clocks.ages())
-        assert "west-other" not in rig.journal.clocks.ages()
+        ages = rig.journal.clocks.ages
+        await until(lambda: "west-leader" in ages())
+        assert "west-other" not in ages()
+        if measured_before:
+            too_long_ago = rig.context.clock.monotonic() - rig.settings.clock_age_seconds - 1.0
+            rig.journal.clocks.note("west-other", too_long_ago, 1_000_000_000_000_000)
         await asyncio.sleep(0.05)  # the measurements of this round are over, and the next one is an hour away
         configuration.use_topology(with_another_leader(in_west, down=False))
-        await until(lambda: "west-other" in rig.journal.clocks.ages())
+        await until(lambda: ages().get("west-other", inf) < rig.settings.clock_age_seconds)
 
 
 async def test_clock_of_a_leader_of_an_earlier_version_is_not_taken_for_that_of_another_region(tmp_path: Path) -> None:
