@@ -401,6 +401,15 @@ def test_an_operation_on_a_node_without_edges_is_lost_with_its_master() -> None:
     assert outcome.results == {"done": 1}
 
 
+def test_what_a_follower_counted_is_lost_when_it_is_killed_while_it_stops() -> None:
+    cut_off = Fault(245.47490117998228, "spool needed", 428, 989, 30.453902605113868)
+    killed = Fault(263.98503626547745, "drain", 212, 455, 2.859696705857177)
+    adds = Op(263.0771564296346, 0, "counter_add", 2, 2, "friend", 3)
+    outcome = run(Plan(19000023, 2, Shape(etcd=True), (adds,), (cut_off, killed), Tempo(0.0, 90.0, 0.5)))
+    assert outcome.violation is None, outcome.violation
+    assert outcome.results == {"done": 1}
+
+
 def test_only_reads_that_no_server_could_answer_are_excused() -> None:
     excused = {}
     for accounts in (False, True):

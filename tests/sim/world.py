@@ -175,6 +175,8 @@ class World:
         self._topology_since = 0.0
         self._changes: Final = deque[Callable[[], None]]()
         """What waits until the topology can be changed."""
+        self._stopping: Final[dict[str, Any]] = {}
+        """The servers that do their last work; one of them may be killed before its end."""
         self.late_topologies: Final[dict[str, Topology]] = {}
         """Region → the document that its cache servers and tailers read while they are cut off from newer ones."""
         self.databases: Final[dict[str, SimDatabase]] = {}
@@ -308,7 +310,7 @@ class World:
         self.dead.append(process)
         self.network.vanish(process)
         self.locks.release(process)
-        self._follower_ended(self.servers.pop(name, None))
+        self._follower_ended(self.servers.pop(name, None) or self._stopping.pop(name, None))
         self.caches.pop(name, None)
         for token, (watcher, _) in list(self.topology_watchers.items()):
             if watcher is process:
@@ -326,7 +328,7 @@ class World:
         process = self.processes[name]
         if name not in self.servers or process.state != "runs":
             return
-        server = self.servers.pop(name)
+        server = self._stopping[name] = self.servers.pop(name)
         self.trace.note("stop", name)
 
         async def end() -> None:
@@ -339,7 +341,6 @@ class World:
                 return
 
         await self.loop.create_task(end(), context=process.context.copy())
-        self._follower_ended(server)
         self.kill(name)
 
     def _follower_ended(self, server: Any) -> None:
