@@ -81,6 +81,7 @@ class MergedEdges:
 
     def __init__(self, regions: RegionCluster, record: RunRecord, chance: Random, graphs: Sequence[Graph]) -> None:
         self._regions: Final = regions
+        self._shards: Final = regions.routes.shards  # the file may be gone when it is asked for later
         self._record: Final = record
         self._chance: Final = chance
         self._graphs: Final = graphs
@@ -95,7 +96,7 @@ class MergedEdges:
     async def prepare(self) -> None:
         """Choose the edges: nodes on every shard, with ends of both orders."""
         graph = self._graphs[0]
-        shards = range(self._regions.routes.shards)
+        shards = range(self._shards)
         users = [each for shard in shards for each in await graph.reserve_ids(_ENDS_PER_SHARD, shard=shard)]
         pages = [each for shard in shards for each in await graph.reserve_ids(_ENDS_PER_SHARD, shard=shard)]
         for user in users:
@@ -191,7 +192,7 @@ class MergedEdges:
 
     async def _add_job(self, graph: Graph) -> None:
         """Make a list of edges that nothing else writes, and add the job that marks them."""
-        shard = self._chance.randrange(self._regions.routes.shards)
+        shard = self._chance.randrange(self._shards)
         job_id, owner, *ends = await self._repeated("ids", lambda: graph.reserve_ids(_LIST_EDGES + 2, shard=shard))
         edges = [(owner, "follows", end, number) for number, end in enumerate(ends, 1)]
         await self._repeated("edges for a job", lambda: graph.assoc_add_many(edges))

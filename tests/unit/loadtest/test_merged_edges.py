@@ -33,6 +33,8 @@ class Graph:
         self.loses = loses
         self.later = self
         self.next_id = 0
+        self.added: list[tuple[int, str, int, int]] = []
+        self.jobs: list[tuple[str, int, int]] = []
 
     async def reserve_ids(self, number: int, *, shard: int) -> list[int]:
         first, self.next_id = self.next_id + 1, self.next_id + number
@@ -66,6 +68,15 @@ class Graph:
     async def assoc_state(self, id1: int, atype: str, id2: int) -> Any:
         row = self.edges.get((id1, id2) if atype == NEAR_TYPE else (id2, id1))
         return row and SimpleNamespace(own=State(row[0]).label, state_us=row[1])
+
+    async def assoc_add_many(self, edges: list[tuple[int, str, int, int]]) -> None:
+        self._fail_at_first()
+        self.added.extend(edges)
+
+    async def add_job(self, kind: str, _: dict[str, Any], *, near: int, id: int) -> SimpleNamespace:  # noqa: A002
+        self._fail_at_first()
+        self.jobs.append((kind, near, id))
+        return SimpleNamespace(applied=self._applied)
 
     async def _applied(self, _: float) -> None:
         return None
@@ -105,6 +116,27 @@ async def test_the_join_of_all_operations_is_expected_at_both_ends(monkeypatch: 
     assert record.operations.total() == 400
     assert set(record.operations) == {"edge", "edge, journaled", "node", "node, journaled"}
     assert record.refused.total() == 400
+
+
+async def test_a_job_is_added_while_the_topology_file_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtest.faults.merged_edges._PAUSE_SECONDS", 0.0)
+
+    class Regions:
+        file_is_gone = False
+
+        @property
+        def routes(self) -> SimpleNamespace:
+            if self.file_is_gone:
+                raise FileNotFoundError("topology.json")
+            return SimpleNamespace(shards=1)
+
+    regions, graph = Regions(), Graph()
+    merged = MergedEdges(cast(Any, regions), RunRecord(), Random(1), [cast(Any, graph)])
+    regions.file_is_gone = True
+    await merged._add_job(cast(Any, graph))
+    ((kind, owner, _),) = graph.jobs
+    assert kind == "each_edge"
+    assert {edge[0] for edge in graph.added} == {owner}
 
 
 async def test_an_acknowledged_operation_that_was_not_made_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
