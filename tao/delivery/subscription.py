@@ -108,6 +108,12 @@ class SpoolReplay:
             return False
         return self._last[0] > memory_after or (self._ended and self._read_up_to >= memory_after)
 
+    @property
+    def has_nothing_to_read(self) -> bool:
+        """True when the last read found no rows, and the coverage has not grown since. Before more of a transaction
+        comes, of which the memory log has lost a part, reading again would find nothing for ever."""
+        return self._ended and self._read_up_to >= self.stream.coverage.head
+
     def read(self, spool: Spool, max_bytes: int, on_read: Callable[[bool], None]) -> None:
         """Read the next rows, then call ``on_read`` with whether these are the rows that follow: the spool could be
         read, and has dropped none that was not read."""
@@ -221,8 +227,8 @@ class Subscription:
         return len(self._waits) + len(self._replays)
 
     def waits_for(self, shard: int) -> bool:
-        """Return whether the shard waits for the tailer."""
-        return shard in self._waits
+        """Return whether the shard waits for the tailer, or is replayed: what the tailer sends may end that, too."""
+        return shard in self._waits or shard in self._replays
 
     def add(self, positions: Sequence[Position]) -> None:
         """Follow more shards, or followed ones from another position (after a gap).
@@ -466,7 +472,8 @@ class Subscription:
         """Read the next rows of the first few replays, in the order in which the replays began."""
         spool = self._source.spool
         for shard, replay in tuple(islice(self._replays.items(), self._settings.catching_up_shards)):
-            if spool is not None and not (replay.reading or replay.rows or replay.complete):
+            is_idle = not (replay.reading or replay.rows or replay.complete or replay.has_nothing_to_read)
+            if spool is not None and is_idle:
                 replay.read(spool, self._settings.max_delivery_bytes, partial(self._rows_read, shard, replay))
 
     def note_spool_dropped(self, shard: int, source: str, number: int) -> None:

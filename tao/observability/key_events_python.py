@@ -55,9 +55,10 @@ class KeyEvents:
     def events_of(self, key: int, atype: int) -> list[Event]:
         """Return the events of the key and of its shard, in the order in which they were recorded."""
         shard = key >> SHARD_SHIFT
-        # Copies: what is made here may begin a garbage collection, and that may record an event.
-        found = [(each, False) for each in tuple(self._keys) if each[2] == key and each[3] == atype]
-        found += [(each, True) for each in tuple(self._shards) if each[2] == shard]
+        # Copies: what is made here may begin a garbage collection, and that may record an event. A list is there
+        # before it iterates.
+        found = [(each, False) for each in list(self._keys) if each[2] == key and each[3] == atype]
+        found += [(each, True) for each in list(self._shards) if each[2] == shard]
         found.sort(key=lambda each: each[0][0])
         return [
             (seconds, event, version, cause, of_shard) for (_, seconds, _, _, event, version, cause), of_shard in found

@@ -4,6 +4,7 @@ waits while the tailer may send it, and is reset otherwise."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -393,3 +394,58 @@ def test_a_replay_is_given_up_whose_rows_were_dropped_although_they_have_been_se
     leader.relay(10, *range(11, 21))
     read()
     assert outcomes(deliveries) == ["reset"]
+
+
+def test_a_replay_reads_no_more_while_it_finds_nothing_and_nothing_comes() -> None:
+    """The memory log has lost a part of a transaction of which more is to come, so it does not have the rest."""
+    reports: list[Callable[[], None]] = []
+    disk = SpoolDisk()
+    before = Leader(disk)
+    for number in range(11, 31):
+        before.relay(number - 1, number)
+    leader = Leader(disk, "run-2", reports.append)
+    leader.relay(30)
+    deliveries = leader.subscribe(AT_11)
+    part = ShardMessages(1, 1, tuple(ObjectInvalidation(1 << 47 | each, 31) for each in range(1, 7)))
+    leader.publisher.publish_relay([part], [Span(1, H, 30, 30, more=True)], lambda: None)
+    for _ in range(200):
+        if reports:
+            reports.pop(0)()
+    assert not reports
+    assert "reset" not in outcomes(deliveries)
+    leader.relay_part(Span(1, H, 30, 31, within=True), 31)
+    while reports:
+        reports.pop(0)()
+    assert claim(deliveries) == (H, 31)
+    assert set(range(12, 32)) <= set(versions(deliveries))
+
+
+def test_a_replay_ends_when_a_span_that_is_sent_again_shows_that_nothing_is_missing() -> None:
+    """A replay that waits for its turn at the spool needs it no more."""
+    disk, reports = SpoolDisk(), list[Callable[[], None]]()
+
+    def start(run: str, spool: MemorySpool) -> Publisher:
+        settings = replace(SETTINGS, catching_up_shards=1)
+        publisher = Publisher(settings, run, lambda _: "db", spool, lambda _, __: None)
+        for shard in (1, 2):
+            publisher.open_shard(shard, 1, 1)
+        return publisher
+
+    def relay(publisher: Publisher, span: Span, *numbers: int) -> None:
+        messages = tuple(ObjectInvalidation(span.shard << 47 | 1, number) for number in numbers)
+        publisher.publish_relay([ShardMessages(span.shard, 1, messages)] if messages else [], [span], lambda: None)
+
+    before = start("run-1", MemorySpool(disk))
+    for shard in (1, 2):
+        for number in range(11, 31):
+            relay(before, Span(shard, H, number - 1, number), number)
+        relay(before, Span(shard, H, 30, 40))
+    publisher = start("run-2", MemorySpool(disk, reports.append))
+    for shard in (1, 2):
+        relay(publisher, Span(shard, H, 40, 40))
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(1, "x", 1, H, 11), Position(2, "x", 1, H, 35)], deliveries.append)
+    assert outcomes(deliveries) == []
+    relay(publisher, Span(2, H, 33, 40))
+    assert outcomes(deliveries) == ["continued"]
+    assert claim(deliveries) == (H, 40)
