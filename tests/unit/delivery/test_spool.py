@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -208,16 +208,24 @@ async def test_a_damaged_file_that_cannot_be_set_aside_is_a_failed_disk_and_jobs
     assert opened.spool.trouble == ""
 
 
-async def test_a_mark_that_is_queued_before_a_drop_is_known_claims_nothing_that_is_gone(open_spool: Opener) -> None:
+async def test_a_mark_that_is_queued_before_a_drop_is_known_claims_nothing_that_is_gone(
+    open_spool: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = await open_spool(max_bytes=64 << 10)
     for number in range(1, 9):
         await opened.append(number, 6 << 10)
-    gone = len(opened.dropped)
-    stored = asyncio.Event()
+    held: list[tuple[Any, ...]] = []
+    report = opened.spool._report
+    monkeypatch.setattr(opened.spool, "_report", lambda *results: held.append(results))
     messages = ShardMessages(1, 1, (ObjectChange(1 << 47 | 1, 1, 2, 1, b"x" * (20 << 10)),))
-    opened.spool.append([SpoolRow("h", 9, messages)], [SpoolMark(1, "h", 0, 9, linked=True)], stored.set)
-    while opened.spool.dropped_rows == gone:
-        time.sleep(0.001)  # noqa: ASYNC251 - see above
+    stale = [SpoolMark(1, "h", 0, 9, linked=True)]
+    opened.spool.append([SpoolRow("h", 9, messages)], stale, lambda: None)
+    await until(lambda: held)
+    opened.spool.append([], stale, lambda: None)
+    monkeypatch.setattr(opened.spool, "_report", report)
+    (results,) = held
+    assert results[1], "nothing was dropped"
+    report(*results)
     await opened.append(10)
     await opened.spool.close()
     (mark,) = (await open_spool()).spool.marks()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import sqlite3
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -455,7 +454,8 @@ async def test_clock_of_a_leader_that_comes_back_is_measured_at_once(tmp_path: P
         if measured_before:
             too_long_ago = rig.context.clock.monotonic() - rig.settings.clock_age_seconds - 1.0
             rig.journal.clocks.note("west-other", too_long_ago, 1_000_000_000_000_000)
-        await asyncio.sleep(0.05)  # the measurements of this round are over, and the next one is an hour away
+        waiters = cast(Any, rig.journal.clocks._lacking)._waiters
+        await until(lambda: waiters)  # the round is over, and the next one is an hour away
         configuration.use_topology(with_another_leader(in_west, down=False))
         await until(lambda: ages().get("west-other", inf) < rig.settings.clock_age_seconds)
 
