@@ -379,7 +379,7 @@ class GraphCache:
         """Check a value as the methods above do, but do not store it."""
         not_kept = self.not_kept
         outcome = self._store(CachedShard.pass_over, ticket, value, version_epoch, now)
-        self.not_kept = not_kept  # it was not to be
+        self.not_kept = not_kept  # counts values that were to be kept, and this one was not
         return outcome
 
     def _store(
