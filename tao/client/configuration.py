@@ -232,9 +232,11 @@ class ClientConfiguration:
         loop = asyncio.get_running_loop()
         if self.topology.version >= version or loop.time() < self._unusable_until.get(version, -math.inf):
             return
-        if self._refresh_task is None:
-            self._refresh_task = loop.create_task(self._fetch_topology(version, queue))
-        await asyncio.shield(self._refresh_task)
+        task = self._refresh_task
+        if task is None:
+            task = self._refresh_task = loop.create_task(self._fetch_topology(version, queue))
+        await asyncio.wait([task])
+        task.result()
 
     async def refresh_schema(self) -> None:
         """Fetch the schema from a follower, when an answer has a type that ours lacks. Raises a `TaoError`."""

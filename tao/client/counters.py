@@ -48,11 +48,24 @@ CounterKey = tuple[int, int]
 class _Addition:
     """What is added to one counter in this tick, and who waits for that."""
 
-    __slots__ = ("by", "done")
+    __slots__ = ("by", "done", "waiters")
 
     def __init__(self, done: asyncio.Future[pb.WriteResult]) -> None:
         self.by = 0
         self.done: Final = done
+        # Each caller has a future of its own: one that gives up must not cancel what the others wait for.
+        self.waiters: Final[list[asyncio.Future[None]]] = []
+        done.add_done_callback(self._tell)
+
+    def _tell(self, done: asyncio.Future[pb.WriteResult]) -> None:
+        error = done.exception()
+        for waiter in self.waiters:
+            if waiter.done():
+                continue  # it has given up
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
 
 
 class _Asked(NamedTuple):
@@ -96,8 +109,9 @@ class CounterOperations(JobOperations):
                 self._loop.call_soon(self._send_additions)
             addition = self._additions[key] = _Addition(self._create_future())
         addition.by += by
-        # Others wait for the same addition: a caller that gives up must not cancel it.
-        await asyncio.shield(addition.done)
+        waiter: asyncio.Future[None] = self._create_future()
+        addition.waiters.append(waiter)
+        await waiter
 
     async def counter_get(self, id: int, counter: str, **freshness: Unpack[Freshness]) -> Counter:
         """Return the value of a counter; 0 for one that nobody has added to. See `counter_add` for the name.

@@ -250,7 +250,8 @@ class ManagedProcess:
 
     async def wait(self) -> int:
         """Wait for the end and return the exit status, negative for the signal that ended it."""
-        return await asyncio.shield(self._exit)
+        await asyncio.wait([self._exit])
+        return self._exit.result()
 
     async def ended_before(self, ready: Coroutine[Any, Any, None]) -> int | None:
         """Wait until ``ready`` has run and return None, or return the exit status when the process ends before.

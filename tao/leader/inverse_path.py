@@ -567,9 +567,9 @@ class InversePath:
             async with asyncio.timeout(timeout_seconds):
                 while True:
                     settlement = self._settlements.get(pair) or self._start_settlement(pair, intent)
-                    if settlement.atypes.issuperset(intent.atypes):
-                        return await asyncio.shield(settlement.messages)
                     await asyncio.wait([settlement.messages])
+                    if settlement.atypes.issuperset(intent.atypes):
+                        return settlement.messages.result()
         except TimeoutError:
             raise DeadlineExceeded(
                 f"the edges between {pair.low_id} and {pair.high_id} were not settled before the deadline"

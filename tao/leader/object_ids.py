@@ -119,8 +119,9 @@ class ObjectIds:
         reservation.waiting += 1
         try:
             async with asyncio.timeout(deadline - self._clock.monotonic()):
-                # Shielded: other callers may wait for the same transaction.
-                await asyncio.shield(reservation.done)
+                # Not awaited itself: who is cancelled would cancel it, and others may wait for it.
+                await asyncio.wait([reservation.done])
+                reservation.done.result()
         except TimeoutError as error:
             raise DeadlineExceeded(f"no id of shard {shard} was reserved before the deadline") from error
         finally:

@@ -144,7 +144,7 @@ class Ownership:
                 if awaited is None:
                     awaited = self._awaited[shard] = asyncio.get_running_loop().create_future()
                 async with asyncio.timeout_at(end):
-                    await asyncio.shield(awaited)
+                    await asyncio.wait([awaited])
         except TimeoutError:
             pass
         finally:

@@ -144,7 +144,7 @@ class ServedConnection(ABC):
         if self.unanswered and not self.closed:
             if self._idle_waiter is None or self._idle_waiter.done():
                 self._idle_waiter = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._idle_waiter)
+            await asyncio.wait([self._idle_waiter])
 
     def peer_gone(self) -> None:
         """Close all replies, because the peer has gone."""

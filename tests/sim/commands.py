@@ -34,7 +34,10 @@ class _LateStore:
 
     async def change(self, expected_version: int, changed: Topology) -> Topology:
         """Change the topology also when the caller has given up by then."""
-        return await asyncio.shield(self._loop.create_task(self._change(expected_version, changed)))
+        change = self._loop.create_task(self._change(expected_version, changed))
+        change.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait any more
+        await asyncio.wait([change])
+        return change.result()
 
     async def _change(self, expected_version: int, changed: Topology) -> Topology:
         before, after, self._before, self._after = self._before, self._after, 0.0, 0.0

@@ -153,7 +153,8 @@ class Pipeline(Generic[Item]):
     async def _settle_oldest(self) -> None:
         # It stays in the queue, and is not cancelled, until it has ended: a cancelled `run` waits for it once more.
         records, task = self._under_way[0]
-        outcomes = iter(await asyncio.shield(task))
+        await asyncio.wait([task])
+        outcomes = iter(task.result())
         self._under_way.popleft()
         progress = self._progress
         rejected: list[tuple[Record, str]] = []

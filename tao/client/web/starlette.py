@@ -84,7 +84,9 @@ class StarletteGraph:
                 name="open the graph",
                 context=Context(),  # what the graph starts outlives the request that opens it
             )
-        return await asyncio.shield(opening)  # others wait for it too
+            opening.add_done_callback(_has_failed)  # perhaps nobody waits any more to be told of its error
+        await asyncio.wait([opening])  # not awaited itself: others wait for it, too
+        return opening.result()
 
     async def fresh(self, connection: HTTPConnection) -> Consistency:
         """Return the demand of reads that must see what the request's user has written (`WebRequest.fresh`). As a

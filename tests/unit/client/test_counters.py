@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ from tao.model.errors import AnswerFull
 from tao.wire.convert import error_to_pb
 from tao.wire.session import AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
-from tests.unit.client.fakes import FakeCluster, FakeLink, make_id, make_topology, until
+from tests.unit.client.fakes import FakeCluster, FakeLink, failing, make_id, make_topology, until
 
 VIEWS = 401
 POST, OTHER, FAR = make_id(1, 0), make_id(2, 0), make_id(1, 1)
@@ -65,6 +66,20 @@ async def test_a_caller_that_gives_up_takes_nothing_from_the_others(graph: Graph
     hasty.cancel()
     await patient
     assert cluster.counters == {(POST, VIEWS): 2}
+
+
+async def test_the_error_of_an_addition_whose_caller_has_given_up_is_no_fault(
+    graph: Graph, cluster: FakeCluster
+) -> None:
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    cluster.link("near-1").behaviour = failing(PermissionDenied("not yours"))
+    hasty, patient = (asyncio.ensure_future(graph.counter_add(POST, "views")) for _ in range(2))
+    await asyncio.sleep(0)
+    hasty.cancel()
+    with pytest.raises(PermissionDenied):
+        await patient
+    assert faults == []
 
 
 async def test_an_addition_in_a_journaled_block_is_refused(graph: Graph, cluster: FakeCluster) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -240,6 +242,22 @@ async def test_a_leader_that_stops_fails_those_who_wait(store: MemoryStore, rig:
     await rig.tasks.close()
     with pytest.raises(Unavailable, match="stopped"):
         await waiting
+
+
+async def test_the_error_of_a_reservation_that_nobody_waits_for_any_more_is_no_fault(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    store.before_lock = Gate().pass_through
+    waiting = asyncio.ensure_future(rig.allocate(0))
+    await quiet()
+    waiting.cancel()
+    await quiet()
+    await rig.tasks.close()
+    gc.collect()  # a future that is collected with an error that nobody took is reported
+    await quiet()
+    assert faults == []
 
 
 async def test_a_leader_that_can_start_nothing_fails_those_who_wait(rig: LeaderRig) -> None:
