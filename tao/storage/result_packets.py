@@ -27,9 +27,9 @@ from pymysql.protocol import FieldDescriptorPacket
 from tao.storage.rows_python import Decoder, Row, parse_row
 
 try:
-    from tao.storage.rows_core import parse_done, parse_result, parse_rows, skip_columns
+    from tao.storage.rows_core import parse_done, parse_result, parse_results, parse_rows, skip_columns
 except ImportError:  # built without a compiler
-    from tao.storage.rows_python import parse_done, parse_result, parse_rows, skip_columns
+    from tao.storage.rows_python import parse_done, parse_result, parse_results, parse_rows, skip_columns
 
 _HEADER_BYTES: Final = 4
 """Bytes of a packet's head: three of length, one of its number."""
@@ -207,6 +207,22 @@ class ResultReader:
         stop, self._number, has_next = done
         self._end(stop, has_next)
         return True
+
+    def read_results(self, results: list[list[Row]]) -> bool:
+        """Append the rows of each result that has arrived as a whole, and has no columns or the expected ones. Returns
+        whether the answer is at its end; otherwise `read_head` goes on with the next result."""
+        if self._columns is not None or self.unread > _SMALL_BYTES:
+            return False
+        self._join()
+        decoders = () if self._expected is None else self._expected.decoders
+        stop, number, has_next, changes = parse_results(self._data, self._at, self._number, results, decoders)
+        if stop == self._at:
+            return False
+        for first, end in changes:
+            self._take_state(first, end)
+        self._number = number
+        self._end(stop, has_next)
+        return not has_next
 
     def read_prepared(self) -> int | None:
         """Read the answer to a statement that is prepared and returns no rows. Returns the server's number for it, or

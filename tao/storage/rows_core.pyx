@@ -5,6 +5,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.list cimport PyList_Append, PyList_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
+from cpython.pyport cimport PY_SSIZE_T_MAX
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport uint64_t
 
@@ -19,6 +20,7 @@ cdef enum:
     END_BELOW = 9
     ERROR = 0xFF
     MORE_RESULTS = 8
+    STATE_CHANGED = 0x40
     NO_VALUE = 251
     MOST_DIGITS = 18
 
@@ -88,43 +90,59 @@ cdef tuple row_of(const unsigned char *at, const unsigned char *stop, tuple deco
     return row
 
 
-def skip_columns(bytes data not None, Py_ssize_t at, int number, Py_ssize_t count):
-    """See `tao.storage.rows_python.skip_columns`."""
-    cdef const unsigned char *start = <const unsigned char *>PyBytes_AS_STRING(data)
-    cdef Py_ssize_t arrived = PyBytes_GET_SIZE(data), first, stop
-    while count:
+cdef Py_ssize_t columns_after(
+    const unsigned char *start, Py_ssize_t arrived, Py_ssize_t at, int *number, Py_ssize_t *count
+):
+    """Skip the packets of columns as `skip_columns` does, and return where it stopped."""
+    cdef Py_ssize_t first, stop
+    while count[0]:
         first = at + HEADER_BYTES
-        if first >= arrived or start[at + 3] != (number + 1) & 0xFF or start[first] == ERROR or start[at + 2]:
+        if first >= arrived or start[at + 3] != (number[0] + 1) & 0xFF or start[first] == ERROR or start[at + 2]:
             break
         stop = first + (start[at] | start[at + 1] << 8)
         if stop == first or stop > arrived:
             break
-        number = start[at + 3]
-        count -= 1
+        number[0] = start[at + 3]
+        count[0] -= 1
         at = stop
+    return at
+
+
+def skip_columns(bytes data not None, Py_ssize_t at, int number, Py_ssize_t count):
+    """See `tao.storage.rows_python.skip_columns`."""
+    at = columns_after(<const unsigned char *>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), at, &number, &count)
     return at, number, count
+
+
+cdef Py_ssize_t done_after(const unsigned char *start, Py_ssize_t arrived, Py_ssize_t at, int number, Py_ssize_t *status):
+    """Return where the packet without rows ends that begins at ``at``, and set the place of its status; -1 when there
+    is none in its turn."""
+    cdef Py_ssize_t first = at + HEADER_BYTES, stop, place, width
+    if first >= arrived or start[first] != OK or start[at + 2]:
+        return -1
+    stop = first + (start[at] | start[at + 1] << 8)
+    if stop > arrived or start[at + 3] != (number + 1 if number >= 0 else 1) & 0xFF:
+        return -1
+    place = first + 1
+    for _ in range(2):
+        width = width_after(start[place]) if place < stop else -1
+        if width < 0:
+            return -1
+        place += 1 + width
+    status[0] = place
+    return -1 if place + 2 > stop else stop
 
 
 def parse_done(bytes data not None, Py_ssize_t at, int number):
     """See `tao.storage.rows_python.parse_done`."""
     cdef const unsigned char *start = <const unsigned char *>PyBytes_AS_STRING(data)
-    cdef Py_ssize_t arrived = PyBytes_GET_SIZE(data), first = at + HEADER_BYTES, stop, place, width
-    if first >= arrived or start[first] != OK or start[at + 2]:
-        return None
-    stop = first + (start[at] | start[at + 1] << 8)
-    if stop > arrived or start[at + 3] != (number + 1 if number >= 0 else 1) & 0xFF:
-        return None
-    place = first + 1
-    for _ in range(2):
-        width = width_after(start[place]) if place < stop else -1
-        if width < 0:
-            return None
-        place += 1 + width
-    return None if place + 2 > stop else (stop, start[at + 3], bool(start[place] & MORE_RESULTS))
+    cdef Py_ssize_t status = 0
+    cdef Py_ssize_t stop = done_after(start, PyBytes_GET_SIZE(data), at, number, &status)
+    return None if stop < 0 else (stop, start[at + 3], bool(start[status] & MORE_RESULTS))
 
 
-def parse_rows(bytes data not None, Py_ssize_t at, int number, list rows not None, Py_ssize_t limit, tuple decoders not None):
-    """See `tao.storage.rows_python.parse_rows`."""
+cdef Py_ssize_t rows_after(bytes data, Py_ssize_t at, int number, list rows, Py_ssize_t limit, tuple decoders) except -1:
+    """Append rows as `parse_rows` does, and return where it stopped."""
     cdef const unsigned char *start = <const unsigned char *>PyBytes_AS_STRING(data)
     cdef Py_ssize_t arrived = PyBytes_GET_SIZE(data), first, length
     while PyList_GET_SIZE(rows) < limit:
@@ -139,7 +157,15 @@ def parse_rows(bytes data not None, Py_ssize_t at, int number, list rows not Non
         PyList_Append(rows, row_of(start + first, start + first + length, decoders))
         number = start[at + 3]
         at = first + length
-    return at, number
+    return at
+
+
+def parse_rows(bytes data not None, Py_ssize_t at, int number, list rows not None, Py_ssize_t limit, tuple decoders not None):
+    """See `tao.storage.rows_python.parse_rows`."""
+    cdef Py_ssize_t before = PyList_GET_SIZE(rows)
+    cdef Py_ssize_t stop = rows_after(data, at, number, rows, limit, decoders)
+    cdef Py_ssize_t parsed = PyList_GET_SIZE(rows) - before
+    return stop, (number + parsed) & 0xFF if parsed else number
 
 
 cdef Py_ssize_t end_after(const unsigned char *start, Py_ssize_t arrived, Py_ssize_t at, int number) noexcept:
@@ -153,25 +179,62 @@ cdef Py_ssize_t end_after(const unsigned char *start, Py_ssize_t arrived, Py_ssi
     return stop
 
 
+cdef Py_ssize_t end_of_result(
+    bytes data, Py_ssize_t at, int number, list rows, Py_ssize_t limit, tuple decoders
+) except -2:
+    """Append the rows of a result as `parse_result` does, and return where the packet begins that ends it, or -1."""
+    cdef const unsigned char *start = <const unsigned char *>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t arrived = PyBytes_GET_SIZE(data), first = at + HEADER_BYTES, stop, before
+    cdef Py_ssize_t columns = PyTuple_GET_SIZE(decoders)
+    if first >= arrived or start[at] != 1 or start[at + 1] or start[at + 2] or start[first] != columns:
+        return -1
+    if columns >= NO_VALUE or start[at + 3] != (number + 1 if number >= 0 else 1) & 0xFF:
+        return -1
+    number = start[at + 3]
+    at = columns_after(start, arrived, first + 1, &number, &columns)
+    stop = -1 if columns else end_after(start, arrived, at, number)
+    if stop < 0:
+        return -1
+    number = start[at + 3]
+    before = PyList_GET_SIZE(rows)
+    at = rows_after(data, stop, number, rows, limit, decoders)
+    return -1 if end_after(start, arrived, at, number + <int>(PyList_GET_SIZE(rows) - before)) < 0 else at
+
+
 def parse_result(
     bytes data not None, Py_ssize_t at, int number, list rows not None, Py_ssize_t limit, tuple decoders not None
 ):
     """See `tao.storage.rows_python.parse_result`."""
     cdef const unsigned char *start = <const unsigned char *>PyBytes_AS_STRING(data)
-    cdef Py_ssize_t arrived = PyBytes_GET_SIZE(data), first = at + HEADER_BYTES, stop
-    cdef Py_ssize_t columns = PyTuple_GET_SIZE(decoders), left
     cdef list found = []
-    if first >= arrived or start[at] != 1 or start[at + 1] or start[at + 2] or start[first] != columns:
-        return None
-    if columns >= NO_VALUE or start[at + 3] != (number + 1 if number >= 0 else 1) & 0xFF:
-        return None
-    at, number, left = skip_columns(data, first + 1, start[at + 3], columns)
-    stop = -1 if left else end_after(start, arrived, at, number)
-    if stop < 0:
-        return None
-    at, number = parse_rows(data, stop, start[at + 3], found, limit, decoders)
-    stop = end_after(start, arrived, at, number)
-    if stop < 0:
+    cdef Py_ssize_t end = end_of_result(data, at, number, found, limit, decoders)
+    if end < 0:
         return None
     rows.extend(found)
-    return stop, start[at + 3], bool(start[at + HEADER_BYTES + 3] & MORE_RESULTS)
+    return end + HEADER_BYTES + start[end], start[end + 3], bool(start[end + HEADER_BYTES + 3] & MORE_RESULTS)
+
+
+def parse_results(bytes data not None, Py_ssize_t at, int number, list results not None, tuple decoders not None):
+    """See `tao.storage.rows_python.parse_results`."""
+    cdef const unsigned char *start = <const unsigned char *>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t arrived = PyBytes_GET_SIZE(data), stop, status = 0, end
+    cdef bint more = True
+    cdef list changes = [], rows
+    while more:
+        rows = []
+        stop = done_after(start, arrived, at, number, &status)
+        if stop >= 0:
+            if start[status + 1] & STATE_CHANGED:
+                changes.append((at + HEADER_BYTES, stop))
+            end = at
+        else:
+            end = end_of_result(data, at, number, rows, PY_SSIZE_T_MAX, decoders)
+            if end < 0:
+                break
+            stop = end + HEADER_BYTES + start[end]
+            status = end + HEADER_BYTES + 3
+        PyList_Append(results, rows)
+        number = start[end + 3]
+        more = (start[status] & MORE_RESULTS) != 0
+        at = stop
+    return at, number, more, changes

@@ -6,6 +6,7 @@ unusual is left to `tao.storage.result_packets.ResultReader`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
@@ -24,6 +25,8 @@ _ERROR: Final = 0xFF
 _END_BELOW: Final = 9
 """Longer packets that begin with `_END` are rows with a huge first value."""
 _MORE_RESULTS: Final = 0x08
+_STATE_CHANGED: Final = 0x40
+"""The bit of a status's second byte that says that changes of the session's state follow."""
 _NULL: Final = 251
 _WIDTHS: Final = {252: 2, 253: 3, 254: 8}
 """Maps the first byte of a length to the bytes of the length proper; smaller first bytes are the length."""
@@ -115,6 +118,39 @@ def parse_result(
     if end is not None:
         rows.extend(found)
     return end
+
+
+def parse_results(
+    data: bytes, at: int, number: int, results: list[list[Row]], decoders: tuple[Decoder | None, ...]
+) -> tuple[int, int, bool, list[tuple[int, int]]]:
+    """Append the rows of each result that begins at ``at`` or behind it, up to the last one of the answer.
+
+    Stops before a result that has not all arrived, and before one that is neither without rows nor has a column for
+    each decoder. Returns where it stopped, the number of the last packet, whether another result follows, and where the
+    contents of packets without rows begin and end that name changes of the session's state. ``number``: of the last
+    packet, -1 before the first."""
+    changes: list[tuple[int, int]] = []
+    more = True
+    while more:
+        done = parse_done(data, at, number)
+        rows: list[Row] = []
+        if done is None:
+            done = parse_result(data, at, number, rows, sys.maxsize, decoders)
+        elif _names_changes(data, at + _HEADER_BYTES):
+            changes.append((at + _HEADER_BYTES, done[0]))
+        if done is None:
+            break
+        results.append(rows)
+        at, number, more = done
+    return at, number, more, changes
+
+
+def _names_changes(data: bytes, first: int) -> bool:
+    """Return whether the packet of `parse_done` whose content begins there names changes of the session's state."""
+    place = first + 1
+    for _ in range(2):  # rows affected and last id
+        place += 1 + _WIDTHS.get(data[place], 0)
+    return bool(data[place + 1] & _STATE_CHANGED)
 
 
 def _end_at(data: bytes, at: int, number: int) -> tuple[int, int, bool] | None:

@@ -31,8 +31,10 @@ class ServerConnection(asyncio.Protocol):
     def __init__(self, driver: Any) -> None:
         """``driver``: an aiomysql connection that has just been made. `Any`, because aiomysql has no types."""
         self._driver: Final = driver
+        self._encoding: Final[str] = driver.encoding
+        self._escape: Final[Callable[[object], str]] = driver.escape
         self._transport: Final[asyncio.Transport] = driver._writer.transport
-        self._reader: Final = ResultReader(driver.encoding, driver.decoders)
+        self._reader: Final = ResultReader(self._encoding, driver.decoders)
         self._loop: Final = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         # the results that take the rows, while a task waits for all of them
@@ -47,12 +49,9 @@ class ServerConnection(asyncio.Protocol):
         self._alarm: asyncio.TimerHandle | None = None
         self._is_paused = False
         self._lost = ""
+        self.is_open = True
+        """False once the connection is closed, from either side."""
         self._transport.set_protocol(self)
-
-    @property
-    def is_open(self) -> bool:
-        """Return False once the connection is closed, from either side."""
-        return not self._driver.closed
 
     @property
     def server_version(self) -> str:
@@ -84,17 +83,17 @@ class ServerConnection(asyncio.Protocol):
         """Send statements, with the arguments in place of each ``%s``. ``expected``: as in `ResultReader.begin`. Raises
         what the driver does."""
         self._reader.begin(expected)
-        escape = self._driver.escape
+        escape = self._escape
         # Percent signs are interpreted without arguments, too: one rule for all statements.
         text = sql % tuple([each if type(each) is int else _literal(each, escape) for each in arguments])
-        content = text.encode(self._driver.encoding, "surrogateescape")
+        content = text.encode(self._encoding, "surrogateescape")
         self._transport.write(command_packets(COMMAND.COM_QUERY, content))
 
     async def prepare(self, sql: str, deadline: float) -> int:
         """Prepare a statement that returns no rows, with a ``?`` for each value. Returns the server's number for it.
         Raises as `head` does."""
         self._reader.begin()
-        self._transport.write(command_packets(COMMAND.COM_STMT_PREPARE, sql.encode(self._driver.encoding)))
+        self._transport.write(command_packets(COMMAND.COM_STMT_PREPARE, sql.encode(self._encoding)))
         while (statement := self._reader.read_prepared()) is None:
             await self._more(deadline)
         return statement
@@ -108,7 +107,7 @@ class ServerConnection(asyncio.Protocol):
     async def results(self, results: list[list[Row]], deadline: float) -> None:
         """Append the rows of each result of the answer, to its end; the waiting task is woken once. Raises as `head`
         does, with the results that were complete before in ``results``."""
-        if not self._take(results):
+        if not (self._reader.unread and self._take(results)):
             self._results = results
             try:
                 await self._more(deadline)
@@ -120,6 +119,8 @@ class ServerConnection(asyncio.Protocol):
         reader = self._reader
         while True:
             if reader.columns is None:
+                if reader.read_results(results):
+                    return True
                 has_rows = reader.read_head()
                 if has_rows is None:
                     return False
@@ -216,13 +217,14 @@ class ServerConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close at once."""
+        self.is_open = False
         self._driver.close()
 
     def quit(self) -> None:
         """Send the quit command and close. No command may be under way. Waits for nothing: the transport sends what it
         has before it closes."""
         self._transport.write(command_packets(COMMAND.COM_QUIT, b""))
-        self._driver.close()
+        self.close()
 
     async def _more(self, deadline: float) -> None:
         if self._lost:
@@ -282,7 +284,7 @@ class ServerConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._lost = "Lost connection to MySQL server during query" + (f" ({error})" if error else "")
-        self._driver.close()
+        self.close()
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None

@@ -161,8 +161,10 @@ class DatabaseSession:
         *,
         deadline: float,
         results: list[list[Row]] | None = None,
+        columns: Columns | None = None,
     ) -> list[list[Row]]:
-        """Run all statements in ``sql`` and return the rows of each. ``deadline`` is in the loop's time.
+        """Run all statements in ``sql`` and return the rows of each. ``deadline`` is in the loop's time. ``columns``:
+        those of each result that has rows, when they are known.
 
         ``results``: a list that receives them one by one, for a caller that needs to know how many statements ran
         before one was refused. For results of at most some thousand rows. Raises `DeadlineExceeded`, `ConnectionLost`,
@@ -171,7 +173,7 @@ class DatabaseSession:
         connection = self._connection
         results = [] if results is None else results
         with self._guard:
-            connection.send(sql, arguments)
+            connection.send(sql, arguments, columns)
             await connection.results(results, deadline)
         return results
 

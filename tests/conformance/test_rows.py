@@ -248,3 +248,58 @@ def test_both_agree_on_results_of_any_bytes(changes: list[tuple[int, int]], limi
 
 def after_nothing(parse: ParseResult, data: bytes, at: int, _: int, *rest: Any) -> Any:
     return parse(data, at, -1, *rest)
+
+
+_CHANGED: Final = b"\x00\x01\x00\x02\x40\x00\x00\x00\x00"
+"""A result without rows, the last one, which names changes of the session's state."""
+
+ParseResults = Callable[
+    [bytes, int, int, list[list[Row]], tuple[Decoder | None, ...]], tuple[int, int, bool, list[tuple[int, int]]]
+]
+
+
+@pytest.mark.parametrize("parse_results", core("parse_results"))
+def test_all_results_of_an_answer_are_parsed_in_one_go(parse_results: ParseResults) -> None:
+    found: list[list[Row]] = [[()]]
+    rows = result(2, first=2, end=_MORE)
+    data = b"x" + packet(1, _OK) + rows + packet(9, _OK) + packet(10, _CHANGED)
+    changed = len(data) - len(_CHANGED), len(data)
+    assert parse_results(data, 1, -1, found, (int, None)) == (len(data), 10, False, [changed])
+    assert found == [[()], [], [(5, b"a")] * 2, [], []]
+
+
+@pytest.mark.parametrize("parse_results", core("parse_results"))
+@pytest.mark.parametrize(
+    "rest",
+    [
+        *(result(2, first=2)[:end] for end in range(len(result(2)))),
+        result(2, first=3),
+        result(2, first=2, end=b"\xff\x00\x00\x02\x00"),
+        packet(2, b"\xff\x00\x00refused"),
+        packet(2, b"\x03") + result(2, first=3),
+    ],
+)
+def test_results_are_parsed_up_to_the_first_that_is_not_whole(parse_results: ParseResults, rest: bytes) -> None:
+    found: list[list[Row]] = []
+    first = packet(1, _OK)
+    assert parse_results(first + rest, 0, -1, found, (int, None)) == (len(first), 1, True, [])
+    assert found == [[]]
+
+
+@needs_compiled
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(0, 255)), max_size=4), st.integers(0, 90))
+def test_both_agree_on_answers_of_any_bytes(damage: list[tuple[int, int]], arrived: int) -> None:
+    data = bytearray(packet(1, _OK) + result(2, first=2, end=_MORE) + packet(9, _CHANGED))
+    for place, byte in damage:
+        data[place % len(data)] = byte
+    seen = bytes(data[:arrived])
+
+    def parsed(parse: ParseResults) -> Any:
+        found: list[list[Row]] = []
+        try:
+            return parse(seen, 0, -1, found, (int, None)), found
+        except (pymysql.err.InternalError, ValueError) as error:
+            return type(error), str(error), found
+
+    of_python, of_core = core("parse_results")
+    assert parsed(of_core) == parsed(of_python)

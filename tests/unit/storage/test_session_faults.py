@@ -20,12 +20,8 @@ class FailingConnection(ServerConnection):
 
     def __init__(self, failure: BaseException | None = None) -> None:
         self.failure = failure
-        self.is_closed = False
+        self.is_open = True
         self.left = 513
-
-    @property
-    def is_open(self) -> bool:
-        return not self.is_closed
 
     @property
     def server_version(self) -> str:
@@ -44,10 +40,10 @@ class FailingConnection(ServerConnection):
         return not self.left
 
     def close(self) -> None:
-        self.is_closed = True
+        self.is_open = False
 
     def quit(self) -> None:
-        self.is_closed = True
+        self.is_open = False
 
 
 def soon() -> float:
@@ -69,7 +65,7 @@ async def test_what_the_driver_fails_with_by_accident_is_a_lost_connection(failu
     session = DatabaseSession(connection, "db-1", locking=True)
     with pytest.raises(ConnectionLost, match="db-1"):
         await session.run("SELECT 1", deadline=soon())
-    assert connection.is_closed
+    assert not connection.is_open
     with pytest.raises(ConnectionLost):
         await session.run("SELECT 1", deadline=soon())
 
@@ -78,7 +74,7 @@ async def test_what_the_server_refuses_leaves_the_connection_open() -> None:
     connection = FailingConnection(pymysql.err.ProgrammingError(1146, "no such table"))
     with pytest.raises(OperatorError):
         await DatabaseSession(connection, "db-1", locking=False).run("SELECT 1", deadline=soon())
-    assert not connection.is_closed
+    assert connection.is_open
 
 
 async def test_rows_come_in_chunks_until_there_are_no_more() -> None:
@@ -87,7 +83,7 @@ async def test_rows_come_in_chunks_until_there_are_no_more() -> None:
     await DatabaseSession(connection, "db-1", locking=False).stream(
         "SELECT 1", (), lambda rows: seen.append(len(rows)), deadline=soon()
     )
-    assert (seen, connection.is_closed) == ([256, 256, 1], False)
+    assert (seen, connection.is_open) == ([256, 256, 1], True)
 
 
 async def test_an_exception_of_the_row_consumer_is_raised_unchanged_and_closes_the_connection() -> None:
@@ -97,7 +93,7 @@ async def test_an_exception_of_the_row_consumer_is_raised_unchanged_and_closes_t
     connection = FailingConnection()
     with pytest.raises(LookupError, match="above the driver"):
         await DatabaseSession(connection, "db-1", locking=False).stream("SELECT 1", (), take, deadline=soon())
-    assert connection.is_closed
+    assert not connection.is_open
 
 
 @pytest.mark.parametrize("number", [1021, 1026, 1114])
