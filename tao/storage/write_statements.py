@@ -2,8 +2,9 @@
 """The statements of a write transaction, as pure functions from rows to SQL with bound values. Keys are numbers, and
 stand in the text.
 
-The number of round trips decides the rate. All locking reads of a transaction are one packet of two UNIONs, whatever
-the number of shards and tables (a result costs the client 100 µs before its first row), and all writes are one packet.
+The number of round trips decides the rate, and then the number of statements: the server sends the answer to each by
+itself, which wakes the client. All locking reads of a transaction are one UNION, whatever the number of shards and
+tables, and all writes are one packet.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tao.model.rows import (
 from tao.schema.types import STATES_TABLE
 from tao.storage.dialect import Dialect
 from tao.storage.names import EdgeTables, schema_name
-from tao.storage.result_packets import Row
+from tao.storage.result_packets import Columns, Row
 
 _OBJECT: Final = 0
 _LIST: Final = 1
@@ -47,7 +48,9 @@ _STATE_EDGE: Final = 6
 _JOB: Final = 7
 _PAUSED_JOBS: Final = 8
 _NODE: Final = 9
-"""Kinds of the rows of `lock_rows`."""
+"""Kinds of the rows of `lock_rows`. The kind of a row of ``shard`` is negative: ``~shard``."""
+LOCKED_COLUMNS: Final = Columns(("kind", "a", "b", "c", "d", "e", "f"), (int, int, int, int, int, None, None))
+"""The columns of `lock_rows`: numbers and texts, whose meaning depends on the kind."""
 
 _DELETED_AT_ONCE: Final = 500
 """Most edges that one statement deletes: the server keeps all parts of a union in memory while it plans it."""
@@ -68,6 +71,7 @@ _JOB_COLUMNS: Final = f"CONCAT_WS(',', {', '.join(_JOB_NUMBERS)}, {_JOB_LENGTHS}
 """A row of ``jobs`` without its id: its numbers and the lengths of its texts, then the texts, which may hold commas."""
 _LISTED_JOB_COLUMNS: Final = _JOB_COLUMNS.replace("LENGTH(body)", "0").replace(", body)", ")")
 """The same with an empty body: up to 64 KiB of each job, of which many are listed."""
+_ZERO: Final = "CAST(0 AS UNSIGNED)"
 _SHARD_COLUMNS: Final = "master_server, version_epoch, owner, generation"
 
 
@@ -98,18 +102,6 @@ def _among(columns: str, keys: Sequence[tuple[int, ...]]) -> str:
     its row."""
     key = f"({', '.join(['%d'] * len(keys[0]))})"
     return f"({columns}) IN ({', '.join([key] * len(keys)) % tuple(chain.from_iterable(keys))})"
-
-
-def lock_shards(shards: Sequence[int]) -> StatementText:
-    """Return the statement that share-locks and reads the shard rows, in shard order: one UNION."""
-    text = StatementText()
-    for shard in sorted(shards):
-        text.add(
-            f"(SELECT %s AS shard, {_SHARD_COLUMNS} FROM {schema_name(shard)}.shard WHERE only_row = 1 "
-            "LOCK IN SHARE MODE)",
-            shard,
-        )
-    return text
 
 
 def lock_shards_for_takeover(shards: Sequence[int]) -> StatementText:
@@ -201,35 +193,43 @@ def _by_shard(keys: WriteKeys, edge_tables: EdgeTables) -> dict[int, _ShardKeys]
     return shards
 
 
-def lock_rows(keys: WriteKeys, edge_tables: EdgeTables) -> StatementText:
-    """Return the statement that locks and reads the named rows, shard by shard, in key order within a table. The
-    primary key is forced: on a small table the optimizer would scan, and wait for the rows of other transactions."""
+def lock_rows(shards: Iterable[int], keys: WriteKeys, edge_tables: EdgeTables) -> StatementText:
+    """Return the statement that share-locks and reads the shard rows, in shard order, and then locks and reads the
+    named rows, shard by shard, in key order within a table: one UNION of `LOCKED_COLUMNS`. The primary key is forced:
+    on a small table the optimizer would scan, and wait for the rows of other transactions."""
     text = StatementText()
+    for shard in sorted(shards):
+        # The shard is in the column of kinds, which are all plain numbers: a UNION of one with unsigned columns makes
+        # decimals of them.
+        text.add(
+            f"(SELECT {~shard:d}, version_epoch, generation, generation, generation, master_server, owner "
+            f"FROM {schema_name(shard)}.shard WHERE only_row = 1 LOCK IN SHARE MODE)"
+        )
     for shard, named in sorted(_by_shard(keys, edge_tables).items()):
         schema = schema_name(shard)
         if named.objects:
             text.add(
-                f"(SELECT {_OBJECT} AS kind, id AS a, otype AS b, version AS c, deleted AS d, data AS e "
+                f"(SELECT {_OBJECT}, id, otype, version, deleted, data, NULL "
                 f"FROM {schema}.objects FORCE INDEX (PRIMARY) WHERE id IN %s FOR UPDATE)",
                 named.objects,
             )
         if named.lists:
             text.add(
-                f"(SELECT {_LIST}, id1, atype, count, version, NULL FROM {schema}.assoc_lists FORCE INDEX (PRIMARY) "
-                f"WHERE {_among('id1, atype', named.lists)} FOR UPDATE)"
+                f"(SELECT {_LIST}, id1, atype, count, version, NULL, NULL FROM {schema}.assoc_lists "
+                f"FORCE INDEX (PRIMARY) WHERE {_among('id1, atype', named.lists)} FOR UPDATE)"
             )
         if named.nodes:
             # They are locked in share mode: a popular node is read by the writes of all its edges. A first state of a
             # node has no row to be locked, and waits for such writes in its leader, which has the lists of the node's
             # edges written by one transaction at a time.
             text.add(
-                f"(SELECT {_NODE} AS kind, id AS a, atype AS b, state AS c, state_us AS d, NULL AS e "
+                f"(SELECT {_NODE}, id, atype, state, state_us, NULL, NULL "
                 f"FROM {schema}.node_states FORCE INDEX (PRIMARY) WHERE {_among('id, atype', named.nodes)} "
                 "LOCK IN SHARE MODE)"
             )
         for table, edges in sorted(named.edges.items()):
             text.add(
-                f"(SELECT {_EDGE}, id1, atype, id2, time, data FROM {schema}.{table} FORCE INDEX (PRIMARY) "
+                f"(SELECT {_EDGE}, id1, atype, id2, time, data, NULL FROM {schema}.{table} FORCE INDEX (PRIMARY) "
                 f"WHERE {_among('id1, atype, id2', edges)} FOR UPDATE)"
             )
         if named.state_edges:
@@ -239,21 +239,23 @@ def lock_rows(keys: WriteKeys, edge_tables: EdgeTables) -> StatementText:
                 for atypes, ids in sorted(named.state_edges.items())
             )
             text.add(
-                f"(SELECT {_STATE_EDGE}, id1, atype, id2, time, {REGISTERS_AND_DATA} FROM {schema}.{STATES_TABLE} "
-                f"FORCE INDEX (PRIMARY) WHERE {where} FOR UPDATE)"
+                f"(SELECT {_STATE_EDGE}, id1, atype, id2, time, {REGISTERS_AND_DATA}, NULL "
+                f"FROM {schema}.{STATES_TABLE} FORCE INDEX (PRIMARY) WHERE {where} FOR UPDATE)"
             )
         for table, recounted in sorted(named.recounts.items()):
             # A locking count: a plain one would miss rows that another transaction has written and not committed yet,
             # or count too early. It is cast, because COUNT is signed, and a UNION of signed and unsigned makes decimals
             # of the whole column, also for other rows.
             text.add(
-                f"(SELECT {_RECOUNT}, id1, atype, CAST(COUNT(*) AS UNSIGNED), MAX(version), NULL FROM {schema}.{table} "
-                f"FORCE INDEX (PRIMARY) WHERE {_among('id1, atype', recounted)} GROUP BY id1, atype LOCK IN SHARE MODE)"
+                f"(SELECT {_RECOUNT}, id1, atype, CAST(COUNT(*) AS UNSIGNED), MAX(version), NULL, NULL "
+                f"FROM {schema}.{table} FORCE INDEX (PRIMARY) WHERE {_among('id1, atype', recounted)} "
+                "GROUP BY id1, atype LOCK IN SHARE MODE)"
             )
         if named.intents:
             text.add(
-                f"(SELECT {_INTENT}, low_id, high_id, token, created_unix_ms, atypes FROM {schema}.inverse_intents "
-                f"FORCE INDEX (PRIMARY) WHERE {_among('low_id, high_id', named.intents)} FOR UPDATE)"
+                f"(SELECT {_INTENT}, low_id, high_id, token, created_unix_ms, atypes, NULL "
+                f"FROM {schema}.inverse_intents FORCE INDEX (PRIMARY) "
+                f"WHERE {_among('low_id, high_id', named.intents)} FOR UPDATE)"
             )
     _lock_reserved_times(text, keys.reserved_times)
     if keys.jobs or keys.paused_jobs:
@@ -282,11 +284,10 @@ def page_rows(rows: Iterable[Row]) -> StateRows:
 
 def _lock_reserved_times(text: StatementText, shards: Iterable[int]) -> None:
     for shard in sorted(shards):
-        # Numbers are cast, because a UNION of signed and unsigned makes decimals of the whole column.
+        # Numbers are cast, as other rows of the UNION have unsigned columns.
         text.add(
-            f"(SELECT {_RESERVED_TIME} AS kind, CAST({shard:d} AS UNSIGNED) AS a, reserved_unix_ms AS b, "
-            f"CAST(0 AS UNSIGNED) AS c, CAST(0 AS UNSIGNED) AS d, NULL AS e FROM {schema_name(shard)}.reserved_ids "
-            "WHERE only_row = 1 FOR UPDATE)"
+            f"(SELECT {_RESERVED_TIME}, CAST({shard:d} AS UNSIGNED), reserved_unix_ms, {_ZERO}, {_ZERO}, NULL, NULL "
+            f"FROM {schema_name(shard)}.reserved_ids WHERE only_row = 1 FOR UPDATE)"
         )
 
 
@@ -296,7 +297,7 @@ def _lock_jobs(text: StatementText, keys: WriteKeys) -> None:
         by_shard[job_id >> SHARD_SHIFT].append(job_id)
     for shard, job_ids in by_shard.items():
         text.add(
-            f"(SELECT {_JOB} AS kind, id AS a, id AS b, id AS c, id AS d, {_JOB_COLUMNS} AS e "
+            f"(SELECT {_JOB}, id, id, id, id, {_JOB_COLUMNS}, NULL "
             f"FROM {schema_name(shard)}.jobs FORCE INDEX (PRIMARY) WHERE id IN %s FOR UPDATE)",
             job_ids,
         )
@@ -304,10 +305,9 @@ def _lock_jobs(text: StatementText, keys: WriteKeys) -> None:
     for key in sorted(keys.paused_jobs):
         kinds[key.shard].append(key.kind.encode())
     for shard, names in kinds.items():
-        zero = "CAST(0 AS UNSIGNED)"
         text.add(
-            f"(SELECT {_PAUSED_JOBS} AS kind, CAST({shard:d} AS UNSIGNED) AS a, {zero} AS b, {zero} AS c, {zero} AS d, "
-            f"kind AS e FROM {schema_name(shard)}.paused_jobs WHERE kind IN %s FOR UPDATE)",
+            f"(SELECT {_PAUSED_JOBS}, CAST({shard:d} AS UNSIGNED), {_ZERO}, {_ZERO}, {_ZERO}, kind, NULL "
+            f"FROM {schema_name(shard)}.paused_jobs WHERE kind IN %s FOR UPDATE)",
             names,
         )
 
@@ -386,11 +386,14 @@ def shard_row(row: Row) -> ShardRow:
     return ShardRow(int(shard), master_server.decode(), version_epoch, owner.decode(), generation)
 
 
-def existing_rows(rows: Iterable[Row]) -> ExistingRows:
-    """Make the existing rows from the rows of `lock_rows`."""
+def locked_rows(rows: Iterable[Row]) -> tuple[dict[int, ShardRow], ExistingRows]:
+    """Make the shard rows by shard, and the existing rows, from the rows of `lock_rows`."""
+    shards: dict[int, ShardRow] = {}
     existing = ExistingRows()
-    for kind, a, b, c, d, e in rows:
-        if kind == _OBJECT:
+    for kind, a, b, c, d, e, f in rows:
+        if kind < 0:
+            shards[~kind] = ShardRow(~kind, e.decode(), a, f.decode(), b)
+        elif kind == _OBJECT:
             existing.objects[a] = ObjectRow(a, b, c, bool(d), e)
         elif kind == _LIST:
             existing.lists[ListKey(a, b)] = ListRow(c, d)
@@ -411,7 +414,7 @@ def existing_rows(rows: Iterable[Row]) -> ExistingRows:
             existing.paused_jobs.add(PausedKind(a, e.decode()))
         else:
             existing.intents[IntentKey(a, b)] = intent_row((a, b, e, c, d))
-    return existing
+    return shards, existing
 
 
 def lock_oldest_edges(lists: Mapping[ListKey, int], edge_tables: EdgeTables) -> StatementText:

@@ -1,7 +1,7 @@
 # ruff: noqa: S608 - schema and table names come from tao.storage.names, values are bound
 """`WriteStore` over the master databases: transactions, ownership of shards, intents.
 
-A transaction is two round trips: lock and read, then apply, commit and ask for the GTID. An error before COMMIT rolls
+A transaction is two round trips: lock and read, then apply and commit. An error before COMMIT rolls
 everything back, so it is known that nothing was written. A connection lost after COMMIT was sent leaves the outcome
 unknown. The caller checks who may write (owner, generation, master) against the `ShardRow` that the transaction holds
 locked.
@@ -39,16 +39,16 @@ from tao.storage.pools import Pool, Pools
 from tao.storage.result_packets import Row
 from tao.storage.session import DatabaseSession
 from tao.storage.write_statements import (
+    LOCKED_COLUMNS,
     StatementText,
     count_jobs,
-    existing_rows,
     intent_row,
     job_row,
     lock_oldest_edges,
     lock_page_rows,
     lock_rows,
-    lock_shards,
     lock_shards_for_takeover,
+    locked_rows,
     oldest_edges,
     page_rows,
     read_jobs,
@@ -65,8 +65,8 @@ _UNION: Final = " UNION ALL "
 
 
 LOCK_WAIT_MILLISECONDS: Final = 300
-"""Time limit for locking the shard rows, and again for the touched rows. The commit lane waits meanwhile. Legitimate
-holders (other lanes, a takeover) take a few milliseconds."""
+"""Time limit for locking the shard rows and the touched rows. The commit lane waits meanwhile. Legitimate holders
+(other lanes, a takeover) take a few milliseconds."""
 PROBE_MILLISECONDS: Final = 20
 """Time limit per shard, to find the shard that blocks after a lock was not acquired. Free locks take well under a
 millisecond."""
@@ -120,7 +120,7 @@ class MySqlTransaction:
         except ShardBlocked as error:
             await self._roll_back()
             blocked = await self._find_blocked(
-                shards, lambda shard: (lock_shards([shard]), lock_rows(_keys_of(shard, keys), self._edge_tables))
+                shards, lambda shard: lock_rows([shard], _keys_of(shard, keys), self._edge_tables)
             )
             raise ShardBlocked(error.message, blocked) from error
 
@@ -129,7 +129,7 @@ class MySqlTransaction:
         rows = await self._lock_more(
             lock_oldest_edges(lists, self._edge_tables),
             sorted({key.id1 >> SHARD_SHIFT for key in lists}),
-            lambda shard: (lock_oldest_edges(_lists_of(shard, lists), self._edge_tables),),
+            lambda shard: lock_oldest_edges(_lists_of(shard, lists), self._edge_tables),
         )
         return oldest_edges(rows, lists)
 
@@ -137,19 +137,19 @@ class MySqlTransaction:
         """See the port."""
         keys = WriteKeys(lists=set(lists))
         rows = await self._lock_more(
-            lock_rows(keys, self._edge_tables),
+            lock_rows((), keys, self._edge_tables),
             sorted({key.id1 >> SHARD_SHIFT for key in lists}),
-            lambda shard: (lock_rows(_keys_of(shard, keys), self._edge_tables),),
+            lambda shard: lock_rows((), _keys_of(shard, keys), self._edge_tables),
         )
-        return existing_rows(rows).lists
+        return locked_rows(rows)[1].lists
 
     async def lock_page(self, page: EdgePage) -> StateRows:
         """See the port."""
         text = lock_page_rows(page, self._edge_tables)
-        return page_rows(await self._lock_more(text, [page.id1 >> SHARD_SHIFT], lambda _: (text,)))
+        return page_rows(await self._lock_more(text, [page.id1 >> SHARD_SHIFT], lambda _: text))
 
     async def _lock_more(
-        self, text: StatementText, shards: Sequence[int], locks_of: Callable[[int], Sequence[StatementText]]
+        self, text: StatementText, shards: Sequence[int], locks_of: Callable[[int], StatementText]
     ) -> list[Row]:
         session = self._opened()
         sql = session.dialect.locking(_UNION.join(text.parts), LOCK_WAIT_MILLISECONDS)
@@ -211,14 +211,16 @@ class MySqlTransaction:
         if self._session is None or self._is_open:
             raise InternalError("a transaction locks once, and first")
         self._is_open = True
-        locks, reads = lock_shards(shards), lock_rows(keys, self._edge_tables)
-        sql, values = _begin(self._session, (locks, reads), LOCK_WAIT_MILLISECONDS)
+        text = lock_rows(shards, keys, self._edge_tables)
+        if not text.parts:
+            return locked_rows(())
+        # The session does not commit by itself, so this statement begins the transaction.
+        sql = self._session.dialect.locking(_UNION.join(text.parts), LOCK_WAIT_MILLISECONDS)
         with self._pool.space.locking():
-            _, *results = await self._session.run(sql, values, deadline=self._deadline)
-        shard_rows = {row.shard: row for row in map(shard_row, results[0] if locks.parts else ())}
-        return shard_rows, existing_rows(results[-1] if reads.parts else ())
+            (rows,) = await self._session.run(sql, text.values, deadline=self._deadline, columns=LOCKED_COLUMNS)
+        return locked_rows(rows)
 
-    async def _find_blocked(self, shards: Sequence[int], locks_of: Callable[[int], Sequence[StatementText]]) -> int:
+    async def _find_blocked(self, shards: Sequence[int], locks_of: Callable[[int], StatementText]) -> int:
         """Return the first shard whose locks are not free now, or -1 when all are."""
         if len(shards) == 1:
             return shards[0]
@@ -226,10 +228,11 @@ class MySqlTransaction:
             session = self._session
             if session is None or not session.is_open:
                 return -1
-            sql, values = _begin(session, locks_of(shard), PROBE_MILLISECONDS)
+            text = locks_of(shard)
             self._is_open = True
             try:
-                await session.run(sql, values, deadline=self._deadline)
+                sql = session.dialect.locking(_UNION.join(text.parts), PROBE_MILLISECONDS)
+                await session.run(sql, text.values, deadline=self._deadline)
             except ShardBlocked:
                 return shard
             except TaoError:
@@ -329,13 +332,13 @@ class MySqlWriteStore:
         self, space: DiskSpace, session: DatabaseSession, shards: Sequence[int], deadline: float
     ) -> list[ShardRow]:
         locks = lock_shards_for_takeover(shards)
-        sql, values = _begin(session, (locks,), LOCK_WAIT_MILLISECONDS)
+        sql = session.dialect.locking(_UNION.join(locks.parts), LOCK_WAIT_MILLISECONDS)
         try:
             with space.locking():
-                results = await session.run(sql, values, deadline=deadline)
+                (rows,) = await session.run(sql, locks.values, deadline=deadline)
         except ShardBlocked as error:
             raise ShardBlocked(error.message, shards[0] if len(shards) == 1 else -1) from error
-        return list(map(shard_row, results[-1]))
+        return list(map(shard_row, rows))
 
     async def _write_owners(
         self, space: DiskSpace, session: DatabaseSession, taken: Iterable[ShardRow], deadline: float
@@ -452,12 +455,6 @@ def _not_to_be_taken(server: str, shard: int, found: Sequence[ShardRow]) -> TaoE
         f"shard {shard} takes no writes at {server}: its row there names {found[0].master_server or 'no server'} as "
         "master. It moves to another database, or its master has just been replaced; try again"
     )
-
-
-def _begin(session: DatabaseSession, texts: Sequence[StatementText], milliseconds: int) -> tuple[str, list[object]]:
-    """One packet that begins a transaction and takes these locks, a UNION each."""
-    locking = [session.dialect.locking(_UNION.join(text.parts), milliseconds) for text in texts if text.parts]
-    return "; ".join(["START TRANSACTION", *locking]), [value for text in texts for value in text.values]
 
 
 def _keys_of(shard: int, keys: WriteKeys) -> WriteKeys:

@@ -14,7 +14,7 @@ from tao.storage.dialect import Dialect, SessionSetup, dialect_of
 from tao.storage.master_check import MasterState, master_refusal, master_states
 from tao.storage.names import check_edge_table, schema_name, shard_of_schema
 from tao.storage.read_plan import MAX_KEYS_PER_PART, ReadPlan
-from tao.storage.write_statements import lock_rows, lock_shards, write_rows
+from tao.storage.write_statements import lock_rows, write_rows
 
 NOW = 1_700_000_000_000
 
@@ -74,24 +74,27 @@ def test_read_sessions_keep_no_snapshot_and_write_sessions_take_no_gap_locks(dia
 
 def test_locks_are_taken_in_order_of_shard_table_and_key() -> None:
     ids = [make_id(shard, NOW, 0) for shard in (2, 0, 1)]
-    assert lock_shards([2, 0, 1]).values == [0, 1, 2]
     edges = {EdgeKey(ids[0], 5, id2) for id2 in (9, 7, 8)}
     keys = WriteKeys(objects=set(ids), lists={ListKey(ids[0], 5)}, edges=edges)
-    text = lock_rows(keys, only_table)
+    text = lock_rows([2, 0, 1], keys, only_table)
     assert text.values == [[ids[1]], [ids[2]], [ids[0]]]
-    assert [part.split("WHERE ")[1] for part in text.parts] == [
+    shards, rows = text.parts[:3], text.parts[3:]
+    assert [part.split("FROM ")[1] for part in shards] == [
+        f"tao_0000{shard}.shard WHERE only_row = 1 LOCK IN SHARE MODE)" for shard in (0, 1, 2)
+    ]
+    assert [part.split("WHERE ")[1] for part in rows] == [
         *["id IN %s FOR UPDATE)"] * 3,
         f"(id1, atype) IN (({ids[0]}, 5)) FOR UPDATE)",
         f"(id1, atype, id2) IN (({ids[0]}, 5, 7), ({ids[0]}, 5, 8), ({ids[0]}, 5, 9)) FOR UPDATE)",
     ]
-    assert all("FORCE INDEX (PRIMARY)" in part for part in text.parts)
+    assert all("FORCE INDEX (PRIMARY)" in part for part in rows)
 
 
 def test_an_edge_with_states_is_looked_for_in_all_of_its_lists() -> None:
     keys = WriteKeys(
         state_edges={EdgeKey(1, 5, 2): (5, 51, 52), EdgeKey(2, 6, 1): (6, 61, 62), EdgeKey(1, 5, 3): (5, 51, 52)}
     )
-    (part,) = lock_rows(keys, only_table).parts
+    (part,) = lock_rows((), keys, only_table).parts
     assert "FROM tao_00000.assocs_states FORCE INDEX (PRIMARY)" in part
     assert part.split("WHERE ")[1] == (
         "((id1, id2) IN ((1, 2), (1, 3)) AND atype IN (5, 51, 52)) OR "
@@ -101,7 +104,7 @@ def test_an_edge_with_states_is_looked_for_in_all_of_its_lists() -> None:
 
 def test_a_key_that_is_no_number_is_refused() -> None:
     with pytest.raises(TypeError):
-        lock_rows(WriteKeys(intents={IntentKey(1, "2) OR (1, 1")}), only_table)  # type: ignore[arg-type]
+        lock_rows((), WriteKeys(intents={IntentKey(1, "2) OR (1, 1")}), only_table)  # type: ignore[arg-type]
 
 
 def test_an_edge_is_not_written_without_the_version_of_its_list() -> None:

@@ -13,7 +13,7 @@ from tao.model.rows import ListRow, RowChanges, WriteKeys
 from tao.storage.disk_space import DiskSpace, DiskSpaceSettings
 from tao.storage.failures import ConnectionLost
 from tao.storage.pools import Pool
-from tao.storage.result_packets import Row
+from tao.storage.result_packets import Columns, Row
 from tao.storage.session import DatabaseSession
 from tao.storage.writes import MySqlTransaction
 from tests.unit.storage.test_session_faults import FailingConnection
@@ -35,7 +35,13 @@ class NextSession(DatabaseSession):
         return "0-1-1"
 
     async def run(
-        self, sql: str, arguments: object = (), *, deadline: float, results: list[list[Row]] | None = None
+        self,
+        sql: str,
+        arguments: object = (),
+        *,
+        deadline: float,
+        results: list[list[Row]] | None = None,
+        columns: Columns | None = None,
     ) -> list[list[Row]]:
         self.ran.append(sql)
         if "COMMIT" in sql and self.is_lost_in_commit:
@@ -89,6 +95,7 @@ async def test_a_transaction_is_two_messages_to_the_database() -> None:
         assert await transaction.commit() == "0-1-1"
     read, written = pool.sessions[0].ran
     assert "FOR UPDATE" in read
+    assert "; " not in read, "the server would answer each statement by itself"
     assert "INSERT" in written
     assert written.endswith("; COMMIT")
 
@@ -106,7 +113,7 @@ async def test_a_connection_that_died_idle_is_no_answer_and_the_fresh_one_may_be
     lost = ConnectionLost("closed")
     pool = Lender(lost, None)
     async with pool.transaction() as transaction:
-        await transaction.lock_and_read([], WriteKeys())
+        await transaction.lock_and_read([1], WriteKeys())
     assert pool.ended == [lost, None]
 
 
