@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Container, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -204,10 +204,12 @@ class ReadAhead:
     The driver sets a timeout twice for each packet, and reads 8 KB at a time. Each of these system calls also lets the
     event loop's thread have the interpreter, which may keep it for milliseconds."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, before_waiting: Callable[[], None]) -> None:
         """Three private parts of the connection are used; the tests of the reader fail without them. The driver may
-        have nothing buffered."""
+        have nothing buffered. ``before_waiting`` is called when all that had arrived is read, and more is needed."""
         self._connection: Final = connection
+        self._before_waiting: Final = before_waiting
+        self._is_drained = False
         self._data = b""
         self._at = 0
 
@@ -226,6 +228,8 @@ class ReadAhead:
     def _fill(self, count: int) -> None:
         """Begin the data with the unread rest, and read until ``count`` bytes are there."""
         connection = self._connection
+        if self._is_drained:
+            self._before_waiting()
         pieces = [self._data[self._at :]]
         self._data, self._at = b"", 0
         missing = count - len(pieces[0])
@@ -237,6 +241,7 @@ class ReadAhead:
                     raise ConnectionResetError("the server closed it")
                 pieces.append(piece)
                 missing -= len(piece)
+                self._is_drained = len(piece) < _READ_BYTES
         except OSError as error:
             connection._force_close()
             raise pymysql.err.OperationalError(CR.CR_SERVER_LOST, f"the connection is lost: {error}") from error
@@ -274,6 +279,7 @@ class BinlogReader:
         self._queue: TransactionQueue | None = None
         self._moved = BinlogMoved("the binlog of another server must be read now")
         self._heard_at = 0.0  # monotonic time of the last event
+        self._may_gather = False  # since a transaction that is left undecoded was queued
         self.connected = False
         """True while the stream is open, as far as is known."""
         self.connections = 0
@@ -377,7 +383,9 @@ class BinlogReader:
             )
             queue.stopped.wait(pause)
 
-    def _open_stream(self, account: ServerAccount, reached: GtidPosition, opened: list[Any]) -> Any:
+    def _open_stream(
+        self, account: ServerAccount, reached: GtidPosition, opened: list[Any], stopped: threading.Event
+    ) -> Any:
         """Return a stream that starts after ``reached``; its connections are appended to ``opened``."""
 
         def open_once(**settings: Any) -> Any:
@@ -385,7 +393,7 @@ class BinlogReader:
             if len(opened) == 2:
                 raise pymysql.err.OperationalError(CR.CR_SERVER_LOST, "the connection broke while reading the binlog")
             connection: Any = BinlogConnection(**settings)
-            connection._read_bytes = ReadAhead(connection).read
+            connection._read_bytes = ReadAhead(connection, partial(self._gather, stopped)).read
             opened.append(connection)
             return connection
 
@@ -408,7 +416,7 @@ class BinlogReader:
     def _read(self, account: ServerAccount, reached: GtidPosition, queue: TransactionQueue) -> None:
         """Read one stream until it breaks or the thread has to end."""
         opened: list[Any] = []
-        stream = self._open_stream(account, reached, opened)
+        stream = self._open_stream(account, reached, opened, queue.stopped)
         self._transactions.restart()
         self.connections += 1
         self._heard_at = time.monotonic()
@@ -442,6 +450,12 @@ class BinlogReader:
             for connection in opened:
                 connection._force_close()  # without COM_QUIT: the server is in the middle of a packet stream
 
+    def _gather(self, stopped: threading.Event) -> None:
+        """Wait, behind a transaction that is left undecoded, for more to be read at once."""
+        if self._may_gather:
+            self._may_gather = False
+            stopped.wait(self._settings.gather_seconds)
+
     def _take_packets(self, stream: Any, stopped: threading.Event) -> None:
         """Have packets of row events pass the library by, until ``stopped``."""
         connection, decoder, take = stream._stream_connection, RowDecoder(stream), self._transactions.take_packet
@@ -467,6 +481,7 @@ class BinlogReader:
             return True
         if not queue.put(transaction):
             return False
+        self._may_gather = bool(transaction.undecoded)
         if transaction.gtid:
             reached.advance(transaction.gtid)
         return True

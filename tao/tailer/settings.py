@@ -40,6 +40,12 @@ class ReaderSettings:
     objects before and after. A larger one is a bulk import. Its shards are invalidated, which costs caches less than
     that many messages."""
 
+    gather_seconds: float = 0.02
+    """Behind a transaction whose rows are left undecoded, the reader waits this long before it reads what comes next:
+    to wake its thread and the event loop takes as long as all else about a small transaction. Such transactions wait
+    for `OutboxSettings.gather_seconds` all the same; others that come behind one are read this much later. With 0 they
+    are not."""
+
     backoff_first_seconds: float = 0.05
     """Pause before the first reconnection: a restarted server answers within a second."""
 
