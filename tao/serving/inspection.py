@@ -104,6 +104,8 @@ def compare_value(cached: bytes, stored: bytes) -> Verdict:
 def compare_list(cached: bytes, stored: bytes) -> Verdict:
     """Compare a cached list. ``stored`` is a prefix that is at least one edge longer than ``cached``, or the whole
     list."""
+    if cached == stored:
+        return Verdict.EQUAL  # the usual case of a list that is cached as a whole
     by_version = _by_version(cached, stored)
     if by_version is not None:
         return by_version
