@@ -321,7 +321,8 @@ class WritePath:
 
     def _start_batches(self, server: str) -> None:
         self._starting.discard(server)
-        while not self._gathers(server) and (numbers := self._lanes.next_batch(server)) is not None:
+        waiting = self._lanes.waiting_writes
+        while waiting(server) and not self._gathers(server) and (numbers := self._lanes.next_batch(server)):
             began = asyncio.get_running_loop().time()
             try:
                 self._spawn(self._run(server, numbers, began))
@@ -332,12 +333,12 @@ class WritePath:
                 self._open.setdefault(server, []).append(began)
 
     def _gathers(self, server: str) -> bool:
-        """Return whether the writes of a server wait for an open transaction to end, and see to it that they do not
-        wait for long."""
+        """Return whether the waiting writes of a server wait for an open transaction to end, and see to it that they do
+        not wait for long."""
         timer = self._gathering.pop(server, None)
         if timer is not None:
             timer.cancel()
-        if not self._open.get(server) or not 0 < self._lanes.waiting_writes(server) < self._settings.max_batch_writes:
+        if not self._open.get(server) or self._lanes.waiting_writes(server) >= self._settings.max_batch_writes:
             return False
         loop = asyncio.get_running_loop()
         until = self._open[server][-1] + self._settings.gather_seconds
@@ -479,8 +480,7 @@ class WritePath:
 
     def _database_of(self, server: str) -> Database | None:
         """Return the database of a server: the topology may have changed since its shards were taken."""
-        databases = self._configuration.routes.topology.databases
-        return next((each for each in databases if server in _server_names(each)), None)
+        return self._configuration.routes.database_with(server)
 
     async def _transact(self, server: str, batch: Sequence[_QueuedWrite]) -> _Committed:
         """Lock and read the rows, plan the writes, and commit the plan. Raises `ShardLost` and `TaoError`."""
@@ -540,12 +540,7 @@ class WritePath:
             for batch in kept:
                 self._cache.apply_all(batch, now, insert=True)
         limit = self._settings.inline_object_bytes
-        self._publisher.publish_all(
-            [
-                ShardMessages(batch.shard, batch.version_epoch, _without_large_objects(batch.messages, limit))
-                for batch in kept
-            ]
-        )
+        self._publisher.publish_all([_without_large_data(batch, limit) for batch in kept])
 
     def _requeue_without(self, numbers: list[int], shard: int, error: TaoError) -> None:
         for number in self._lanes.requeue(numbers, shard):
@@ -608,29 +603,24 @@ def _set_done(done: asyncio.Future[Written], result: Written | TaoError) -> None
         done.set_result(result)
 
 
-def _server_names(database: Database) -> list[str]:
-    return [server.name for server in database.places.values()]
-
-
 def forget_intent_of(intent: IntentRow) -> ForgetIntent:
     """Return the write that removes an intent once its mirror is written."""
     return ForgetIntent(intent.low_id, intent.high_id, intent.token)
 
 
-def without_large_data(message: Message, inline_object_bytes: int) -> Message:
-    """Return the message, without the data of an object above ``inline_object_bytes``."""
-    if isinstance(message, ObjectChange) and message.data is not None and len(message.data) > inline_object_bytes:
-        return msgspec.structs.replace(message, data=None)
-    return message
+def _without_large_objects(messages: tuple[Message, ...], inline_object_bytes: int) -> tuple[Message, ...]:
+    """Return the messages without the data of objects above ``inline_object_bytes``: mostly the same tuple."""
+    others: list[Message] | None = None
+    for place, message in enumerate(messages):
+        if isinstance(message, ObjectChange) and message.data is not None and len(message.data) > inline_object_bytes:
+            others = others or list(messages)
+            others[place] = msgspec.structs.replace(message, data=None)
+    return messages if others is None else tuple(others)
 
 
-def _without_large_objects(messages: Sequence[Message], inline_object_bytes: int) -> tuple[Message, ...]:
-    return tuple(
-        [
-            without_large_data(message, inline_object_bytes) if isinstance(message, ObjectChange) else message
-            for message in messages
-        ]
-    )
+def _without_large_data(batch: ShardMessages, inline_object_bytes: int) -> ShardMessages:
+    messages = _without_large_objects(batch.messages, inline_object_bytes)
+    return batch if messages is batch.messages else ShardMessages(batch.shard, batch.version_epoch, messages)
 
 
 def group_by_shard(messages: Iterable[Message], rows: dict[int, ShardRow]) -> Sequence[ShardMessages]:

@@ -267,7 +267,7 @@ def _words(text: str) -> list[str]:
 
 def _mariadb_parts(gtid: str) -> tuple[str, str, int]:
     parts = gtid.split("-")
-    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+    if len(parts) != 3 or not all(map(str.isdecimal, parts)):
         raise OperatorError(f"{gtid!r} is no MariaDB GTID; it should look like 0-1-4711")
     return parts[0], parts[1], int(parts[2])
 

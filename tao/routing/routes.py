@@ -128,6 +128,7 @@ class Routes:
 
     __slots__ = (
         *(
+            "_database_servers",
             "_databases",
             "_former",
             "_leaders",
@@ -162,6 +163,9 @@ class Routes:
             for first, last in database.shards:
                 databases[first : last + 1] = [database] * (last + 1 - first)
         self._databases: Final = databases
+        self._database_servers: Final = {
+            server.name: database for database in topology.databases for server in database.places.values()
+        }
 
     def tier(self, region: str, tier_name: str) -> TierRoutes:
         """Return a follower tier, or the leader tier, by its name. Raises `TopologyError` for an unknown tier."""
@@ -237,6 +241,10 @@ class Routes:
         if found is None:
             raise UnknownShard(f"no database holds shard {shard}; shards are 0 to {self.shards - 1}")
         return found
+
+    def database_with(self, server: str) -> Database | None:
+        """Return the database of a database server; None when the topology does not name the server."""
+        return self._database_servers.get(server)
 
     def database_server(self, shard: int, region: str) -> DatabaseServer:
         """Return the server of the shard's database in a region. Raises `UnknownShard` and

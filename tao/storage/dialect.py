@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Final
 
 from tao.storage.result_packets import LAST_GTID, Row
@@ -47,15 +48,20 @@ class Dialect(Enum):
     def upsert_rows(self, table: str, key: tuple[str, ...], values: tuple[str, ...], rows: Sequence[str]) -> str:
         """A multi-row upsert of these rows, each the text of all values of ``key + values`` in parentheses. A row that
         is all key is inserted where it is missing."""
-        into = f"INSERT INTO {table} ({', '.join(key + values)}) VALUES {', '.join(rows)}"
-        updated = values or key[:1]  # the column of a key is the same in both rows
-        if self is Dialect.MARIADB:
-            updates = ", ".join(f"{name} = VALUES({name})" for name in updated)
-        else:
-            # VALUES() is deprecated there since 8.0.20; MariaDB has no row alias.
-            into += " AS incoming"
-            updates = ", ".join(f"{name} = incoming.{name}" for name in updated)
-        return f"{into} ON DUPLICATE KEY UPDATE {updates}"
+        columns, updates = _around_rows(self is Dialect.MARIADB, key, values)
+        return f"INSERT INTO {table} {columns} VALUES {', '.join(rows)}{updates}"
+
+
+@cache
+def _around_rows(is_mariadb: bool, key: tuple[str, ...], values: tuple[str, ...]) -> tuple[str, str]:
+    """Return the columns of an upsert, and what follows its rows. There are a dozen kinds of upserts."""
+    updated = values or key[:1]  # the column of a key is the same in both rows
+    if is_mariadb:
+        incoming, updates = "", [f"{name} = VALUES({name})" for name in updated]
+    else:
+        # VALUES() is deprecated there since 8.0.20; MariaDB has no row alias.
+        incoming, updates = " AS incoming", [f"{name} = incoming.{name}" for name in updated]
+    return f"({', '.join(key + values)})", f"{incoming} ON DUPLICATE KEY UPDATE {', '.join(updates)}"
 
 
 @dataclass(frozen=True, slots=True)

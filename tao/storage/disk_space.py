@@ -13,9 +13,10 @@ and waits for no replica is taken for one that waits for the disk, which is full
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Final, NamedTuple
 
 from tao.model.errors import DatabaseFull, DeadlineExceeded, ShardBlocked, TaoError
@@ -74,6 +75,42 @@ def waits_for_space(threads: Sequence[ServerThread], *, waits_for_replica: bool)
     )
 
 
+class _Locking:
+    """The context of `DiskSpace.locking`. Contexts made of generators would take twice the calls."""
+
+    __slots__ = ("_space",)
+
+    def __init__(self, space: DiskSpace) -> None:
+        self._space = space
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, ShardBlocked):
+            self._space.start_looking()
+
+
+class _Writing:
+    """The context of `DiskSpace.writing`."""
+
+    __slots__ = ("_session", "_space")
+
+    def __init__(self, space: DiskSpace, session: DatabaseSession) -> None:
+        self._space = space
+        self._session = session
+
+    def __enter__(self) -> None:
+        self._space.began_to_write(self._session)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._space.ended_to_write(self._session, error)
+
+
 class DiskSpace:
     """Tracks whether the server of one pool has room for writes. Belongs to the running loop."""
 
@@ -91,6 +128,7 @@ class DiskSpace:
         self._refusal = ""  # why a write was refused, while that counts
         self._refused_at = 0.0
         self._quiet_timer: asyncio.TimerHandle | None = None
+        self._locking: Final = _Locking(self)
 
     @property
     def reason(self) -> str:
@@ -107,39 +145,34 @@ class DiskSpace:
         if self._waits:
             raise DatabaseFull(f"{self.reason}; nothing was written")
 
-    @contextmanager
-    def writing(self, session: DatabaseSession) -> Iterator[None]:
+    def writing(self, session: DatabaseSession) -> AbstractContextManager[None]:
         """Run statements that write on a session, and learn from how they end.
 
         Raises `DatabaseFull` in place of the error of a connection that was given up because of the full disk. The
         caller knows whether COMMIT had been sent."""
+        return _Writing(self, session)
+
+    def locking(self) -> AbstractContextManager[None]:
+        """Take locks: one that is not acquired in time may be held by a commit that waits for space."""
+        return self._locking
+
+    def began_to_write(self, session: DatabaseSession) -> None:
+        """Note that the statements of `writing` are sent."""
         self._writing[session] = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(self._settings.patience_seconds, self._look_if_slow)
-        try:
-            yield
-        except DatabaseFull as error:
-            self._refused(error.message)
-            raise
-        except (ConnectionLost, DeadlineExceeded) as error:
-            if self._waits:
-                raise DatabaseFull(self.reason) from error
-            raise
-        else:
+
+    def ended_to_write(self, session: DatabaseSession, error: BaseException | None) -> None:
+        """Note how the statements of `writing` have ended. Raises as that does."""
+        self._writing.pop(session, None)
+        if error is None:
             if self._refusal and self._quiet_timer is None:
                 quiet_at = self._refused_at + self._settings.quiet_seconds
                 self._quiet_timer = self._loop.call_at(quiet_at, self._went_quiet)
-        finally:
-            self._writing.pop(session, None)
-
-    @contextmanager
-    def locking(self) -> Iterator[None]:
-        """Take locks: one that is not acquired in time may be held by a commit that waits for space."""
-        try:
-            yield
-        except ShardBlocked:
-            self._start_looking()
-            raise
+        elif isinstance(error, DatabaseFull):
+            self._refused(error.message)
+        elif isinstance(error, ConnectionLost | DeadlineExceeded) and self._waits:
+            raise DatabaseFull(self.reason) from error
 
     async def close(self) -> None:
         """Stop looking."""
@@ -155,14 +188,15 @@ class DiskSpace:
         if not self._writing:
             return
         if self._is_slow():
-            self._start_looking()
+            self.start_looking()
         self._timer = self._loop.call_later(self._settings.patience_seconds, self._look_if_slow)
 
     def _is_slow(self) -> bool:
         began = min(self._writing.values(), default=self._loop.time())
         return self._loop.time() - began >= self._settings.patience_seconds
 
-    def _start_looking(self) -> None:
+    def start_looking(self) -> None:
+        """Look whether the server waits for space, until it has room."""
         if self._looking is None:
             self._looking = self._loop.create_task(self._look_until_room())
 

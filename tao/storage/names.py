@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Final
 
 from tao.model.errors import OperatorError
@@ -19,6 +20,7 @@ EdgeTables = Callable[[int], str]
 """atype → the name of the table that holds its edges."""
 
 
+@cache
 def schema_name(shard: int) -> str:
     """The shard's database schema: ``tao_00042``. Raises `OperatorError` for what is no shard number."""
     if not 0 <= shard < MAX_SHARDS:

@@ -443,7 +443,10 @@ def _variable_in(change: bytes, name: bytes) -> bytes:
 
 def _text_at(data: bytes, at: int) -> tuple[bytes, int]:
     """Return the bytes at a place, which begin with their length, and the place behind them."""
-    length, at = _number_at(data, at)
+    if at < len(data) and data[at] < _NULL:  # as nearly always
+        length, at = data[at], at + 1
+    else:
+        length, at = _number_at(data, at)
     if at + length > len(data):
         raise _torn_state()
     return data[at : at + length], at + length

@@ -121,6 +121,8 @@ class ServerConnection(asyncio.Protocol):
             if reader.columns is None:
                 if reader.read_results(results):
                     return True
+                if not reader.unread:  # as when the server sends the answer to each statement by itself
+                    return False
                 has_rows = reader.read_head()
                 if has_rows is None:
                     return False

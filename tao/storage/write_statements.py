@@ -10,7 +10,7 @@ tables, and all writes are one packet.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
@@ -198,10 +198,11 @@ def lock_rows(shards: Iterable[int], keys: WriteKeys, edge_tables: EdgeTables) -
     named rows, shard by shard, in key order within a table: one UNION of `LOCKED_COLUMNS`. The primary key is forced:
     on a small table the optimizer would scan, and wait for the rows of other transactions."""
     text = StatementText()
+    add = text.parts.append  # no call of Python code, for parts without values
     for shard in sorted(shards):
         # The shard is in the column of kinds, which are all plain numbers: a UNION of one with unsigned columns makes
         # decimals of them.
-        text.add(
+        add(
             f"(SELECT {~shard:d}, version_epoch, generation, generation, generation, master_server, owner "
             f"FROM {schema_name(shard)}.shard WHERE only_row = 1 LOCK IN SHARE MODE)"
         )
@@ -214,7 +215,7 @@ def lock_rows(shards: Iterable[int], keys: WriteKeys, edge_tables: EdgeTables) -
                 named.objects,
             )
         if named.lists:
-            text.add(
+            add(
                 f"(SELECT {_LIST}, id1, atype, count, version, NULL, NULL FROM {schema}.assoc_lists "
                 f"FORCE INDEX (PRIMARY) WHERE {_among('id1, atype', named.lists)} FOR UPDATE)"
             )
@@ -222,13 +223,13 @@ def lock_rows(shards: Iterable[int], keys: WriteKeys, edge_tables: EdgeTables) -
             # They are locked in share mode: a popular node is read by the writes of all its edges. A first state of a
             # node has no row to be locked, and waits for such writes in its leader, which has the lists of the node's
             # edges written by one transaction at a time.
-            text.add(
+            add(
                 f"(SELECT {_NODE}, id, atype, state, state_us, NULL, NULL "
                 f"FROM {schema}.node_states FORCE INDEX (PRIMARY) WHERE {_among('id, atype', named.nodes)} "
                 "LOCK IN SHARE MODE)"
             )
         for table, edges in sorted(named.edges.items()):
-            text.add(
+            add(
                 f"(SELECT {_EDGE}, id1, atype, id2, time, data, NULL FROM {schema}.{table} FORCE INDEX (PRIMARY) "
                 f"WHERE {_among('id1, atype, id2', edges)} FOR UPDATE)"
             )
@@ -238,7 +239,7 @@ def lock_rows(shards: Iterable[int], keys: WriteKeys, edge_tables: EdgeTables) -
                 f"({_among('id1, id2', ids)} AND atype IN ({', '.join(map(str, atypes))}))"
                 for atypes, ids in sorted(named.state_edges.items())
             )
-            text.add(
+            add(
                 f"(SELECT {_STATE_EDGE}, id1, atype, id2, time, {REGISTERS_AND_DATA}, NULL "
                 f"FROM {schema}.{STATES_TABLE} FORCE INDEX (PRIMARY) WHERE {where} FOR UPDATE)"
             )
@@ -246,13 +247,13 @@ def lock_rows(shards: Iterable[int], keys: WriteKeys, edge_tables: EdgeTables) -
             # A locking count: a plain one would miss rows that another transaction has written and not committed yet,
             # or count too early. It is cast, because COUNT is signed, and a UNION of signed and unsigned makes decimals
             # of the whole column, also for other rows.
-            text.add(
+            add(
                 f"(SELECT {_RECOUNT}, id1, atype, CAST(COUNT(*) AS UNSIGNED), MAX(version), NULL, NULL "
                 f"FROM {schema}.{table} FORCE INDEX (PRIMARY) WHERE {_among('id1, atype', recounted)} "
                 "GROUP BY id1, atype LOCK IN SHARE MODE)"
             )
         if named.intents:
-            text.add(
+            add(
                 f"(SELECT {_INTENT}, low_id, high_id, token, created_unix_ms, atypes, NULL "
                 f"FROM {schema}.inverse_intents FORCE INDEX (PRIMARY) "
                 f"WHERE {_among('low_id, high_id', named.intents)} FOR UPDATE)"
@@ -555,21 +556,22 @@ def _register_values(registers: EdgeRegisters, changes: RowChanges) -> tuple[int
     return *states, registers.id2_state, registers.id2_state_us, changes.changed_unix_s
 
 
-def _split(rows: Iterable[tuple[object, ...]]) -> Iterator[StatementText]:
-    """Yield runs of rows with at most `_PACKET_DATA_BYTES` of data, or of one row: each row is a part of the text."""
+def _split(rows: Iterable[tuple[object, ...]]) -> list[StatementText]:
+    """Return runs of rows with at most `_PACKET_DATA_BYTES` of data, or of one row: each row is a part of the text."""
     run = StatementText()
+    runs = [run]
     for row in rows:
         text, bound = _row_text(row)
         size = _ROW_BYTES
         if bound:
             size += sum([len(value) for value in bound if type(value) is bytes])
         if run.parts and run.data_bytes + size > _PACKET_DATA_BYTES:
-            yield run
             run = StatementText()
+            runs.append(run)
         run.data_bytes += size
         run.parts.append(text)
         run.values += bound
-    yield run
+    return runs
 
 
 def _row_text(row: tuple[object, ...]) -> tuple[str, list[object]]:

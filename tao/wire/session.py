@@ -112,11 +112,8 @@ class PassedReply:
 
     def __init__(self, reply: Reply) -> None:
         self._reply: Final = reply
-
-    @property
-    def peer(self) -> PeerIdentity:
-        """Return the identity of the peer that sent the request."""
-        return self._reply.peer
+        self.peer: Final = reply.peer
+        """The identity of the peer that sent the request."""
 
     @property
     def closed(self) -> bool:
