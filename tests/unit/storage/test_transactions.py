@@ -100,6 +100,14 @@ async def test_a_transaction_is_two_messages_to_the_database() -> None:
     assert written.endswith("; COMMIT")
 
 
+@pytest.mark.parametrize(("shards", "seconds"), [(1, "0.300"), (400, "0.500")])
+async def test_locking_rows_of_many_shards_has_more_time(shards: int, seconds: str) -> None:
+    pool = Lender(None)
+    async with pool.transaction() as transaction:
+        await transaction.lock_and_read(range(shards), WriteKeys())
+    assert pool.sessions[0].ran[0].startswith(f"SET STATEMENT max_statement_time = {seconds} FOR ")
+
+
 async def test_a_loan_without_an_answer_ends_with_what_was_found() -> None:
     silence = DeadlineExceeded("no answer")
     pool = Lender(silence)
