@@ -41,14 +41,13 @@ class AnswerSource:
 def planned_rows(
     plan: GraphPlan, ids: Sequence[int], payloads: Payloads
 ) -> tuple[Iterator[tuple[int, bytes]], Iterator[tuple[int, int, int, bytes]]]:
-    """Return the rows of the planned graph: ``(id, payload)`` of objects, ``(id1, id2, time, payload)`` of links.
+    """Return the rows of the planned graph: ``(id, payload)`` of objects, ``(id1, id2, time, payload)`` of links,
+    oldest first: tables that were filled list by list would have fewer and fuller pages than such that have grown.
 
     Payloads are drawn as rows are taken: take all objects first, so that every store gets the same ones."""
     nodes = ((ids[node], payloads.next(plan.object_size(node))) for node in range(plan.nodes))
     links = (
-        (ids[node], ids[edge.other], edge.time, payloads.next(edge.size))
-        for node in range(plan.nodes)
-        for edge in plan.list_of(node)
+        (ids[node], ids[edge.other], edge.time, payloads.next(edge.size)) for node, edge in plan.in_order_of_time()
     )
     return nodes, links
 

@@ -28,12 +28,8 @@ _EDGE_TABLES: Final = ("link", "linked_by", "mark", "marked_by")
 _COLUMNS: Final = ("id1", "id2", "time", "payload")
 
 _AFTER_LINKS: Final = (
-    "INSERT INTO linked_by (id1, id2, time, payload) SELECT id2, id1, time, payload FROM link ORDER BY id2, id1",
+    "INSERT INTO linked_by (id1, id2, time, payload) SELECT id2, id1, time, payload FROM link ORDER BY time",
     "INSERT INTO link_count (id1, count) SELECT id1, COUNT(*) FROM link GROUP BY id1 ORDER BY id1",
-    *(f"ALTER TABLE {name} ADD PRIMARY KEY (id1, id2)" for name in _EDGE_TABLES),
-    *(f"CREATE INDEX {name}_by_time ON {name} (id1, time, id2)" for name in _EDGE_TABLES),
-    "ALTER TABLE link_count ADD PRIMARY KEY (id1)",
-    "ALTER TABLE node ADD PRIMARY KEY (id)",
     "VACUUM (FREEZE, ANALYZE)",
     "CHECKPOINT",
 )
@@ -101,7 +97,7 @@ class PostgresGraph:
         await self._pool.close()
 
     async def load(self, plan: GraphPlan, ids: Sequence[int], payloads: Payloads) -> None:
-        """Create the tables anew and write the planned graph; the indexes come last, and no row needs a vacuum."""
+        """Create the tables anew and write the planned graph; afterwards no row needs a vacuum."""
         async with self._pool.acquire() as connection:
             for statement in _tables():
                 await connection.execute(statement)
@@ -184,13 +180,17 @@ async def _repeat_deadlocked(attempt: Callable[[], Awaitable[object]]) -> None:
 
 
 def _tables() -> list[str]:
-    edges = "CREATE TABLE {} (id1 BIGINT NOT NULL, id2 BIGINT NOT NULL, time BIGINT NOT NULL, payload BYTEA NOT NULL)"
+    edges = (
+        "CREATE TABLE {} (id1 BIGINT NOT NULL, id2 BIGINT NOT NULL, time BIGINT NOT NULL, payload BYTEA NOT NULL, "
+        "PRIMARY KEY (id1, id2))"
+    )
     return [
         f"DROP TABLE IF EXISTS node, link_count, {', '.join(_EDGE_TABLES)}",
-        "CREATE TABLE node (id BIGINT NOT NULL, payload BYTEA NOT NULL)",
+        "CREATE TABLE node (id BIGINT NOT NULL PRIMARY KEY, payload BYTEA NOT NULL)",
         # Random bytes: an attempt to compress them is wasted.
         "ALTER TABLE node ALTER COLUMN payload SET STORAGE EXTERNAL",
         *(edges.format(name) for name in _EDGE_TABLES),
+        *(f"CREATE INDEX {name}_by_time ON {name} (id1, time, id2)" for name in _EDGE_TABLES),
         # A counter is overwritten in its page.
-        "CREATE TABLE link_count (id1 BIGINT NOT NULL, count BIGINT NOT NULL) WITH (fillfactor = 80)",
+        "CREATE TABLE link_count (id1 BIGINT NOT NULL PRIMARY KEY, count BIGINT NOT NULL) WITH (fillfactor = 80)",
     ]

@@ -40,7 +40,7 @@ _BATCH: Final = 2000
 Result = TypeVar("Result")
 
 _AFTER_LINKS: Final = (
-    "INSERT INTO linked_by (id1, id2, time, payload) SELECT id2, id1, time, payload FROM link ORDER BY id2, id1",
+    "INSERT INTO linked_by (id1, id2, time, payload) SELECT id2, id1, time, payload FROM link ORDER BY time",
     "INSERT INTO link_count (id1, count) SELECT id1, COUNT(*) FROM link GROUP BY id1",
 )
 

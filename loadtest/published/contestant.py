@@ -145,8 +145,7 @@ async def load_graph(
     objects = ((NODE, payloads.fields(plan.object_size(node)), None, ids[node]) for node in range(plan.nodes))
     edges = (
         (ids[node], LINK, ids[edge.other], edge.time, payloads.fields(edge.size))
-        for node in range(plan.nodes)
-        for edge in plan.list_of(node)
+        for node, edge in plan.in_order_of_time()
     )
     total = plan.nodes + plan.edges
     await write_all(graph.obj_add_many, objects, lambda done: report("writing objects", done / total))

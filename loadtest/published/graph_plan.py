@@ -9,8 +9,8 @@ exchanging it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
 from math import gcd
 from random import Random
 from typing import Final, NamedTuple
@@ -89,6 +89,16 @@ class GraphPlan:
     def list_of(self, node: int) -> Iterator[PlannedEdge]:
         """Yield the node's list, newest first."""
         return (self.edge(node, index) for index in range(self.degree(node)))
+
+    def in_order_of_time(self) -> Iterator[tuple[int, PlannedEdge]]:
+        """Yield all edges with their nodes, oldest first: as users make them, so that lists grow side by side."""
+        growing: Sequence[int] = range(self.nodes)
+        for age in count(1):
+            growing = [node for node in growing if self._degrees[node] >= age]
+            if not growing:
+                return
+            for node in growing:
+                yield node, self.edge(node, self._degrees[node] - age)
 
     def newest_time(self, node: int) -> int:
         """Return the time of the node's newest edge; older ones are a second apart."""

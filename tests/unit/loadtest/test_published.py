@@ -67,6 +67,13 @@ def test_a_planned_list_holds_distinct_neighbours_newest_first_and_knows_who_is_
     assert plan.edges == sum(plan.degree(node) for node in range(plan.nodes))
 
 
+def test_the_edges_in_order_of_time_are_those_of_all_lists() -> None:
+    plan = GraphPlan(workload_named("linkbench"), 301, 5)
+    edges = list(plan.in_order_of_time())
+    assert [edge.time for _, edge in edges] == sorted(edge.time for _, edge in edges)
+    assert sorted(edges) == sorted((node, edge) for node in range(plan.nodes) for edge in plan.list_of(node))
+
+
 def test_a_workload_that_skews_shards_sends_most_requests_to_the_busiest() -> None:
     workload = workload_named("taobench_o")
     plan = GraphPlan(workload, NODES, 1)
