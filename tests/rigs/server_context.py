@@ -1,10 +1,12 @@
-"""A `ServerContext` around the parts that a test chooses."""
+"""A `ServerContext` around the parts that a test chooses, and a topology that cannot be read."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import cast
 
 from tao.model.ports import Clock
+from tao.model.topology import Topology
 from tao.observability.logs import logger
 from tao.routing.budgets import RetryBudget, RetrySettings
 from tao.runtime.clock import LoopClock
@@ -40,3 +42,16 @@ def make_context(
         audit=audit or AuditTrail(),
         registered_grpc=registered_grpc,
     )
+
+
+class SilentTopology:
+    """The ``load`` of a `Configuration` whose document cannot be read, as while etcd is silent. ``reads``: how many
+    reads have begun."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    async def __call__(self) -> Topology:
+        self.reads += 1
+        await asyncio.Event().wait()
+        raise AssertionError("the read has ended")

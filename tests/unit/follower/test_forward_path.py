@@ -20,7 +20,6 @@ from tao.model.errors import (
     TaoError,
     Unavailable,
 )
-from tao.model.topology import Topology
 from tao.model.writes import AssocAdd, ObjAdd
 from tao.routing.fair_shares import ShareSettings
 from tao.serving.forward_path import ForwardSettings
@@ -32,6 +31,7 @@ from tests.rigs.leader_rig import COMMENT, FRIEND, USER, make_id, make_topology
 from tests.rigs.links_rig import MemoryReply
 from tests.rigs.pacing import PATIENT_SECONDS, quiet, until
 from tests.rigs.region_rig import FollowerRig, RegionRig
+from tests.rigs.server_context import SilentTopology
 
 A, B, FAR = make_id(64), make_id(128), make_id(64, 1)
 
@@ -253,18 +253,11 @@ async def test_a_topology_that_cannot_be_read_takes_no_write_its_time(
     region: RegionRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A silent etcd must not keep a write from a leader that is back, and is not asked again and again."""
-    reads = 0
-
-    async def silent() -> Topology:
-        nonlocal reads
-        reads += 1
-        await asyncio.Event().wait()
-        raise AssertionError
-
+    silent = SilentTopology()
     monkeypatch.setattr(region.near.configuration, "_load", silent)
     region.near.links["leader-1"].faults["write"] = [Unavailable("restarting"), NotMine("not yet")]
     await region.near.write(add())
-    assert (asked(region, "leader-1"), reads) == (3, 1)
+    assert (asked(region, "leader-1"), silent.reads) == (3, 1)
 
 
 async def test_a_sibling_that_a_change_cannot_be_sent_to_holds_up_no_writer(
