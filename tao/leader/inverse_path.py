@@ -591,8 +591,9 @@ class InversePath:
             except MasterReadOnly:
                 if left <= pause:
                     raise
-                await self._configuration.refresh(left - pause)
                 await asyncio.sleep(pause)
+                # No longer than the pause: while etcd is silent, a read takes all the time that is left. It goes on.
+                await self._configuration.refresh(min(pause, deadline - self._clock.monotonic()))
                 pause *= 2
         left = deadline - self._clock.monotonic()
         messages = await asyncio.gather(*(self.settle_pair(each, left) for each in intents[:limit]))

@@ -341,7 +341,12 @@ class _Line:
         self.timer: asyncio.TimerHandle | None = None
 
 
-async def _nothing_to_refresh() -> None:
+_TOPOLOGY_SECONDS: Final = 0.1
+"""Longest wait for a topology that may name another master, before the next read of what a server refused. It is read
+within milliseconds. While etcd is silent, the server that refused may be opened all the same."""
+
+
+async def _nothing_to_refresh(_: float) -> None:
     return
 
 
@@ -354,10 +359,11 @@ class DatabaseSource:
         database_of: Callable[[int], str],
         spawn: Spawn,
         settings: DatabaseReadSettings,
-        refresh: Callable[[], Awaitable[object]] = _nothing_to_refresh,
+        refresh: Callable[[float], Awaitable[object]] = _nothing_to_refresh,
     ) -> None:
         """``database_of`` maps a shard to the name of its database. Queries for one database do not wait for
-        another. ``refresh`` reads the topology anew, which may name another master."""
+        another. ``refresh`` reads the topology anew, which may name another master, and waits for it at most the
+        seconds that it is given."""
         self._store: Final = store
         self._database_of: Final = database_of
         self._spawn: Final = spawn
@@ -406,7 +412,7 @@ class DatabaseSource:
 
     async def _ask_new_master(self, asked: Sequence[FetchRequest], error: MasterReadOnly) -> None:
         try:
-            await self._refresh()
+            await self._refresh(min(_TOPOLOGY_SECONDS, min([one.until for one in asked]) - self._loop.time()))
         except Exception:
             # A bug there must not leave a fetch that never finishes; the failed task is logged.
             for one in asked:

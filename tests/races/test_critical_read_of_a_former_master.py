@@ -20,6 +20,7 @@ A check before the rows would have passed. The second table, of a leader that wa
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -27,11 +28,14 @@ import pytest
 from tao.model.errors import MasterReadOnly, TaoError
 from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import FillRead, ObjectQuery, Query
+from tao.observability.logs import logger
 from tao.replication.lease import LeaseTerms, install_lease, remove_lease
+from tao.serving.configuration import Configuration
 from tao.serving.sources import DatabaseReadSettings, DatabaseSource, fetch_and_wait
 from tests.rigs.former_master import LEASE_SECONDS, A, B, FormerMaster
-from tests.rigs.leader_rig import make_id
-from tests.rigs.pacing import Tasks, until
+from tests.rigs.leader_rig import SCHEMA, make_id, make_topology
+from tests.rigs.pacing import PATIENT_SECONDS, Tasks, until
+from tests.rigs.server_context import SilentTopology
 
 
 def refused(found: list[int | TaoError]) -> list[bool]:
@@ -92,17 +96,19 @@ async def test_a_server_without_a_lease_or_without_the_right_to_read_it_is_check
 
 
 class Masters(ReadStore):
-    """Servers "one", which is closed, and "two"; ``master`` is the one that the reader's topology names."""
+    """Servers "one", which is closed, and "two"; ``master`` is the one that the reader's topology names. ``refusals``:
+    how many reads "one" refuses until it is opened."""
 
-    def __init__(self) -> None:
+    def __init__(self, refusals: float = math.inf) -> None:
         self.master = "one"
         self.asked: list[str] = []
+        self.refusals = refusals
 
     async def read_each(
         self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float, on_read: OnRead
     ) -> None:
         self.asked.append(self.master)
-        if self.master == "one":
+        if self.master == "one" and len(self.asked) <= self.refusals:
             on_read(range(len(queries)), MasterReadOnly("closed"))
         else:
             on_read(range(len(queries)), FillRead([b"\x02" + bytes(9)] * len(queries), {0: 2}))
@@ -111,7 +117,7 @@ class Masters(ReadStore):
 async def test_a_reader_that_was_refused_reads_the_topology_and_asks_the_new_master() -> None:
     masters, tasks = Masters(), Tasks()
 
-    async def refresh() -> None:
+    async def refresh(_: float) -> None:
         masters.master = "two"
 
     source = DatabaseSource(masters, lambda _: "db", tasks, DatabaseReadSettings(), refresh)
@@ -126,7 +132,7 @@ async def test_a_reader_that_finds_no_new_master_says_so_after_a_bounded_number_
     masters, tasks = Masters(), Tasks()
     refreshed = 0
 
-    async def refresh() -> None:
+    async def refresh(_: float) -> None:
         nonlocal refreshed
         refreshed += 1
 
@@ -137,4 +143,16 @@ async def test_a_reader_that_finds_no_new_master_says_so_after_a_bounded_number_
     assert masters.asked == ["one"] * 3
     assert refreshed == 2
     await until(lambda: not tasks.errors)
+    await tasks.close()
+
+
+async def test_a_topology_that_cannot_be_read_takes_no_read_its_time() -> None:
+    """A silent etcd must not keep a reader from a master that is opened meanwhile, and is not asked again and again."""
+    masters, tasks, silent = Masters(refusals=2), Tasks(), SilentTopology()
+    refresh = Configuration(make_topology(), SCHEMA, logger("test"), silent).refresh
+    source = DatabaseSource(masters, lambda _: "db", tasks, DatabaseReadSettings(), refresh)
+    async with asyncio.timeout(PATIENT_SECONDS):
+        found = await fetch_and_wait(source, ObjectQuery(make_id(64)), 0, critical=True, timeout_seconds=math.inf)
+    assert found.version_epoch == 2
+    assert (masters.asked, silent.reads) == (["one"] * 3, 1)
     await tasks.close()

@@ -29,7 +29,8 @@ from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, Coordinator
 from tao.runtime.clock import LoopClock
 from tests.rigs.leader_rig import COMMENT, FRIEND, LIKED_BY, LIKES, LeaderRig, OtherRigs, make_id
 from tests.rigs.memory_store import MemoryStore
-from tests.rigs.pacing import Gate, ManualClock, quiet, until
+from tests.rigs.pacing import PATIENT_SECONDS, Gate, ManualClock, quiet, until
+from tests.rigs.server_context import SilentTopology
 
 LOW, HIGH = make_id(64, 0), make_id(64, 1)
 PAIR = IntentKey(LOW, HIGH)
@@ -493,6 +494,21 @@ async def test_intents_that_a_former_master_was_asked_for_are_asked_for_again_by
     with pytest.raises(MasterReadOnly):
         await two.coordinator.inverses.settle_between(0, 1, 0.08)
     assert len(two.store.intent_faults) == 8, "at once, and after 0.05 seconds"
+
+
+async def test_a_topology_that_cannot_be_read_takes_no_settlement_its_time(
+    two: TwoLeaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silent etcd must not keep a reader from a master that is opened meanwhile, and is not asked again and again."""
+    two.others.faults.append(Unavailable("away"))
+    await two.coordinator.write(add(7))
+    silent = SilentTopology()
+    monkeypatch.setattr(two.coordinator.configuration, "_load", silent)
+    two.store.intent_faults += [MasterReadOnly("closed"), MasterReadOnly("being opened")]
+    async with asyncio.timeout(PATIENT_SECONDS):
+        await two.coordinator.inverses.settle_between(0, 1, 10 * PATIENT_SECONDS)
+    assert two.times() == ([7], [7])
+    assert (two.store.intent_faults, silent.reads) == ([], 1)
 
 
 async def test_those_who_ask_for_a_pair_at_the_same_time_share_one_settlement(two: TwoLeaders) -> None:
