@@ -95,8 +95,12 @@ class SqliteSpool:
         # Both count losses. A job that was queued before the loop knew of a loss builds on lost rows and is skipped.
         self._era = 0  # losses that the loop knows of
         self._thread_era = 0  # losses that the thread has had
-        # By shard and source, the highest position that was dropped: the loop may not know it when it queues a mark.
-        self._gone: dict[tuple[int, str], int] = {}
+        # By shard, the source of the row that was dropped last, and the highest position that was dropped of it: the
+        # loop may not know it when it queues a mark.
+        self._gone: dict[int, tuple[str, int]] = {}
+        # By source, the highest position that was dropped of shards that have gone on to another source. Each promotion
+        # begins one: a position for each shard and source would be kept for ever.
+        self._gone_before: dict[str, int] = {}
         self._connection: sqlite3.Connection | None = None
         self._retry_at = 0.0
         self.trouble = ""
@@ -271,8 +275,16 @@ class SqliteSpool:
 
     def _without_what_is_gone(self, mark: SpoolMark) -> SpoolMark:
         """Return a mark that claims no row which was dropped."""
-        gone = self._gone.get((mark.shard, mark.source), 0)
+        source, number = self._gone.get(mark.shard, ("", 0))
+        gone = max(number if source == mark.source else 0, self._gone_before.get(mark.source, 0))
         return mark if mark.after >= gone else msgspec.structs.replace(mark, after=gone)
+
+    def _note_gone(self, shard: int, source: str, number: int) -> None:
+        former, highest = self._gone.get(shard, (source, 0))
+        if former != source:
+            self._gone_before[former] = max(highest, self._gone_before.get(former, 0))
+            highest = 0
+        self._gone[shard] = source, max(number, highest)
 
     def _make_room(self, connection: sqlite3.Connection, dropped: dict[tuple[int, str], int]) -> None:
         """Drop the oldest rows that exceed the size or the age, and note in ``dropped`` the last position of each shard
@@ -292,7 +304,7 @@ class SqliteSpool:
                     break
                 self.bytes -= size
                 dropped[shard, source] = max(number, dropped.get((shard, source), 0))
-                self._gone[shard, source] = max(number, self._gone.get((shard, source), 0))
+                self._note_gone(shard, source, number)
                 last, gone = place, gone + 1
             oldest.close()
             if not gone:

@@ -233,3 +233,28 @@ async def test_a_mark_that_is_queued_before_a_drop_is_known_claims_nothing_that_
     assert numbers
     assert numbers[0] > 1
     assert mark.after == numbers[0] - 1
+
+
+async def test_marks_claim_nothing_that_is_gone_of_a_former_source_and_little_is_kept_for_that(
+    open_spool: Opener,
+) -> None:
+    """Each promotion begins a source. One number is kept of each former source, and one of each shard."""
+    opened = await open_spool(max_bytes=64 << 10)
+    shards, sources = range(4), [f"db@{epoch}:0-1" for epoch in range(8)]
+    for source in sources:
+        for number in range(1, 9):
+            rows = [SpoolRow(source, number, _large_change(shard)) for shard in shards]
+            marks = [SpoolMark(shard, source, 0, number, linked=True) for shard in shards]
+            stored = asyncio.Event()
+            opened.spool.append(rows, marks, stored.set)
+            await stored.wait()
+    late = [SpoolMark(shard, sources[shard], 0, 9, linked=True) for shard in shards]
+    opened.spool.append([], late, lambda: None)
+    await opened.spool.close()
+    assert len(opened.spool._gone) + len(opened.spool._gone_before) < len(shards) + len(sources)
+    found = (await open_spool()).spool.marks()
+    assert [(mark.source, mark.after) for mark in found] == [(mark.source, 8) for mark in late]
+
+
+def _large_change(shard: int) -> ShardMessages:
+    return ShardMessages(shard, 1, (ObjectChange(shard << 47 | 1, 1, 2, 1, b"x" * (4 << 10)),))
