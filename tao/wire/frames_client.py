@@ -25,7 +25,7 @@ from tao.wire.identity import Credentials
 from tao.wire.session import Session
 from tao.wire.settings import SessionSettings
 from tao.wire.tls import ServerCheck
-from tao.wire.tls_mismatch import certificate_refused, explained, is_broken_handshake
+from tao.wire.tls_mismatch import certificate_refused, explained, is_broken_handshake, is_tls_record, speaks_tls
 from tao.wire.v1 import frames_pb2, session_pb2
 
 _MOST_ATTEMPTS: Final = 3
@@ -176,7 +176,8 @@ class FrameSession(NumberedSession, asyncio.Protocol):
         except DecodeError as error:
             self._fail(ProtocolError(f"{self._address} sent a message that cannot be decoded: {error}"))
         except ProtocolError as error:
-            self._fail(error)
+            is_alert = self._tls is None and not self._greeting.done() and is_tls_record(data)
+            self._fail(speaks_tls(self._address) if is_alert else error)
 
     def eof_received(self) -> bool:
         return False

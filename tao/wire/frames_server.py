@@ -9,8 +9,8 @@ own connection and no other. One timer checks the timeouts of all connections.
 
 A connection is pending at the doorstep until it has sent its greeting (`tao.wire.doorstep`); nothing else is read
 before. TLS belongs to that time: connections are counted when they are accepted, not when TLS has succeeded. Before its
-first bytes, with TLS its whole first message, nothing is made for a connection (`tao.wire.silent_connections`), and a
-handshake waits for its turn (`tao.wire.handshake_turns`).
+first bytes, with TLS its whole first message, nothing is made for a connection (`tao.wire.silent_connections`), nor for
+one that begins without TLS at a port that has it. A handshake waits for its turn (`tao.wire.handshake_turns`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from math import inf
 from time import monotonic
@@ -42,7 +43,7 @@ from tao.wire.server_session import ServedConnection
 from tao.wire.session import AtOnceHandler, RequestHandler
 from tao.wire.settings import ServingSettings
 from tao.wire.silent_connections import SilentConnection, SilentConnections
-from tao.wire.tls import uris_of
+from tao.wire.tls import UNEXPECTED_MESSAGE, may_begin_handshake, uris_of
 from tao.wire.v1 import frames_pb2, session_pb2
 
 _logger = logging.getLogger(__name__)
@@ -147,11 +148,23 @@ class FrameServer:
         if self.tls is None:
             self._begin(silent)
             return
-
+        if not may_begin_handshake(silent.socket):
+            self._refuse_without_tls(silent)
+            return
         handshake = self.handshakes.make(silent.place.address, partial(self._handshake_due, silent))
         self.waiting[silent] = handshake
         silent.place.displace = partial(self._displace_waiting, silent)
         handshake.wait()
+
+    def _refuse_without_tls(self, silent: SilentConnection) -> None:
+        """Turn a peer away that does not speak TLS, and say so: asyncio would drop the connection without a word, as a
+        server does that has no room, and the peer would try again."""
+        with suppress(OSError):  # the peer has gone
+            silent.socket.recv(framing.MAX_CONTROL_BYTES)  # the system would reset a connection with unread bytes
+            silent.socket.send(UNEXPECTED_MESSAGE)
+        self.doorstep.pending.leave(silent.place)
+        self.silent.close_soon(silent.socket)
+        self._turned_away("tls_failed", f"{name_of(silent.peer)}: it does not begin with a TLS handshake")
 
     def _handshake_due(self, silent: SilentConnection) -> None:
         self.doorstep.pending.advance(silent.place)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from asyncio import BaseTransport
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ _logger = logging.getLogger(__name__)
 
 RECORD_HEAD_BYTES: Final = 5
 """The type of a TLS record, its version and its length."""
+UNEXPECTED_MESSAGE: Final = b"\x15\x03\x03\x00\x02\x02\x0a"
+"""The alert with which TLS answers what is no TLS, as a record (RFC 8446, 6). Peers without TLS can read it."""
 _HANDSHAKE: Final = b"\x16"
 _MAX_RECORD_BYTES: Final = 1 << 14
 _REFUSAL_SECONDS: Final = 1.0
@@ -273,6 +276,14 @@ def first_record_bytes(head: bytes) -> int:
         return RECORD_HEAD_BYTES
     length = int.from_bytes(head[3:RECORD_HEAD_BYTES], "big")
     return RECORD_HEAD_BYTES + length if length <= _MAX_RECORD_BYTES else 1
+
+
+def may_begin_handshake(accepted: socket.socket) -> bool:
+    """Return whether what a client has sent first may be a ClientHello, of a connection that has something to read."""
+    try:
+        return first_record_bytes(accepted.recv(RECORD_HEAD_BYTES, socket.MSG_PEEK)) > 1
+    except OSError:  # the client has gone
+        return False
 
 
 @contextmanager

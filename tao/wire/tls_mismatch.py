@@ -1,11 +1,12 @@
 """Finds out why two processes do not understand each other: one of them speaks TLS, and the other does not, or does not
 show the certificate that is demanded.
 
-A client cannot see that in the way a connection ends: a TLS server drops a connection without TLS as one that goes away
-does. So after such an end the server is spoken to in the other way over another connection: it gets the beginning of a
-handshake, or of HTTP/2, to which a port of either transport answers without TLS. Its first bytes say what it speaks. Of
-one that says nothing, or is gone, nothing is known; nor of one that answers anything else, as a load balancer that ends
-TLS does, which refuses plain text in plain text.
+A port of frames that has TLS answers a connection without it by an alert, which says so. Other ends of a connection say
+nothing: many a TLS server drops one without TLS as a server that goes away does. So after such an end the server is
+spoken to in the other way over another connection: it gets the beginning of a handshake, or of HTTP/2, to which a port
+of either transport answers without TLS. Its first bytes say what it speaks. Of one that says nothing, or is gone,
+nothing is known; nor of one that answers anything else, as a load balancer that ends TLS does, which refuses plain text
+in plain text.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ async def explained(failure: TaoError, address: str, *, with_tls: bool, within_s
             f"{address} answers without TLS, and this process connects with it: leave out `ClientSettings.tls` (SDK) "
             "or --ca and TAO_CA (commands), or give the server `tls` in its settings"
         )
+    return speaks_tls(address)
+
+
+def speaks_tls(address: str) -> TlsMismatch:
+    """Return the error to raise when the server has shown that it speaks TLS, and this process does not."""
     return TlsMismatch(
         f"{address} speaks TLS, and this process connects without it: give it `ClientSettings.tls` (SDK), --ca or "
         "TAO_CA (commands) or `tls` in its settings (servers), with a certificate where the server demands one"

@@ -159,6 +159,15 @@ async def test_a_peer_without_tls_at_a_server_with_it_and_the_other_way_round_he
     assert await without_tls.ask(transport, None) == [b"v1"]
 
 
+async def test_a_peer_without_tls_is_refused_at_its_first_connection(demanding: Served) -> None:
+    """The frames port says at once that it speaks TLS: the peer need not try again, nor ask by another connection."""
+    _, frames = demanding.listeners.doorsteps
+    with pytest.raises(TlsMismatch):
+        await demanding.ask("frames", None)
+    assert frames.turned_away == {"tls_failed": 1}
+    assert len(frames.pending) == 0
+
+
 def uri_of(role: str, name: str) -> str:
     return f"{CLUSTER}/east/{role}/{name}"
 

@@ -14,7 +14,7 @@ from tao.wire.frames_client import connect_frames
 from tao.wire.grpc_client import connect_grpc
 from tao.wire.identity import Credentials
 from tao.wire.settings import SessionSettings
-from tao.wire.tls import ServerCheck, TlsFiles
+from tao.wire.tls import UNEXPECTED_MESSAGE, ServerCheck, TlsFiles
 from tao.wire.tls_mismatch import explained, is_tls_record
 from tests.rigs.certificates import TestAuthority
 from tests.rigs.pacing import PATIENT_SECONDS
@@ -91,6 +91,23 @@ def test_a_frame_as_long_as_a_record_is_none() -> None:
     assert not is_tls_record(b"\x16\x03\x00\x00"), "a frame of 790 bytes"
     assert not is_tls_record(b"\x16\x03\x01")
     assert not is_tls_record(b"HTTP")
+
+
+async def test_a_server_that_answers_a_greeting_by_an_alert_is_asked_once() -> None:
+    connections = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.read(1)
+        writer.write(UNEXPECTED_MESSAGE)
+        writer.close()
+
+    (port,) = free_ports(1)
+    async with await asyncio.start_server(answer, "127.0.0.1", port):
+        with pytest.raises(TlsMismatch, match=f"^127.0.0.1:{port} speaks TLS"):
+            await connect_frames(f"127.0.0.1:{port}", SessionSettings(connect_timeout_seconds=PATIENT_SECONDS), ME)
+    assert connections == 1
 
 
 @pytest.mark.parametrize("transport", ["frames", "grpc"])
