@@ -460,7 +460,8 @@ class _Course(msgspec.Struct, eq=False, kw_only=True):
 
 class LoneFetch(_Course, eq=False):
     """The first attempt of a fetch for one query, which asks for no version, while nobody else waits for it. It is a
-    structure, which is made without a call of Python code."""
+    structure, which is made without a call of Python code. A structure cannot be an `ABC` as well; mypy checks all the
+    same that each subclass which is made has the abstract methods."""
 
     minimum: ClassVar[int] = 0
     """As `Fetch.minimum`."""
@@ -470,13 +471,13 @@ class LoneFetch(_Course, eq=False):
     fetch_query: Query
     ticket: FillTicket
 
+    @abstractmethod
     def waiter(self) -> FetchWaiter:
         """Return the waiter of the query, as if it had joined a fetch from the start."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, fetched: Fetched | TaoError) -> None:
         """Take what was fetched and stored. It is called again, with an error, when it has raised."""
-        raise NotImplementedError
 
     def opened(self) -> Fetch:
         """Return the fetch that this one becomes or has become."""
