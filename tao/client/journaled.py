@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tao.client.jobs import encoded_body, job_priority
-from tao.client.operations import PRIORITY, all_or_raise
+from tao.client.operations import PRIORITY
 from tao.client.request_builder import build_each
 from tao.client.server_queues import PRIORITIES, WriteRow
 from tao.client.values import Accepted
@@ -107,8 +107,7 @@ class Later:
         return self._graph._receipt_of(row, await self._graph._write(row, self._priority()))
 
     async def _accept_many(self, rows: list[WriteRow]) -> list[Accepted]:
-        results = all_or_raise(await self._graph._write_many(rows, self._priority()))
-        return [self._graph._receipt_of(row, result) for row, result in zip(rows, results, strict=True)]
+        return await self._graph._results(rows, self._graph._receipt_of, self._priority())
 
     @staticmethod
     def _priority() -> int:

@@ -8,11 +8,11 @@ writes: their order is not defined, and some may fail while others are done (`So
 # ruff: noqa: A002 - `id` is what an object's id is called in the paper, the design and every other client
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tao.client.consistency import CACHED, MASTER
-from tao.client.operations import all_or_raise
+from tao.client.operations import Result, all_or_raise
 from tao.client.reads import ReadOperations
 from tao.client.request_builder import build_each
 from tao.client.server_queues import WriteRow
@@ -50,7 +50,7 @@ class WriteOperations(ReadOperations):
     async def obj_add_many(self, objects: Iterable[Sequence[Any]]) -> list[AddedObject]:
         """Do `obj_add` for each ``(otype[, fields[, near[, id]]])``. Return the ids in order. Raises `SomeFailed`."""
         rows = build_each(self._builder.obj_add, objects, 1, 4)
-        return list(map(self._added, rows, await self._results(rows)))
+        return await self._results(rows, self._added)
 
     async def obj_update(self, id: int, fields: Fields, otype: str | None = None) -> bool:
         """Set these fields of an object, where None removes a field, and keep the others. Return False when there is no
@@ -93,7 +93,7 @@ class WriteOperations(ReadOperations):
     async def obj_delete_many(self, ids: Iterable[int], otype: str | None = None) -> list[bool]:
         """Do `obj_delete` for each id, all of the type ``otype`` when it is given. Raises `SomeFailed`."""
         rows = build_each(self._builder.obj_delete, [(each, otype) for each in ids], 2, 2)
-        return [result.found for result in await self._results(rows)]
+        return await self._results(rows, lambda _, result: result.found)
 
     async def assoc_add(
         self,
@@ -204,7 +204,7 @@ class WriteOperations(ReadOperations):
         return self._edge_result(row, await self._write(row))
 
     async def _edge_writes(self, rows: list[WriteRow]) -> list[EdgeWrite]:
-        return list(map(self._edge_result, rows, await self._results(rows)))
+        return await self._results(rows, self._edge_result)
 
     def _edge_result(self, row: WriteRow, result: pb.WriteResult) -> EdgeWrite:
         if result.accepted:
@@ -217,8 +217,21 @@ class WriteOperations(ReadOperations):
         receipt = self._receipt_of(row, result) if result.accepted else None
         return AddedObject(result.id, existed=result.found, receipt=receipt)
 
-    async def _results(self, rows: list[WriteRow]) -> list[pb.WriteResult]:
-        return all_or_raise(await self._write_many(rows))
+    async def _results(
+        self,
+        rows: Sequence[WriteRow],
+        result_of: Callable[[WriteRow, pb.WriteResult], Result],
+        priority: int | None = None,
+    ) -> list[Result]:
+        """Make writes as `_write` does, and return what ``result_of`` makes of the result of each. Raises `SomeFailed`,
+        which has the same of those that are done."""
+        results = await self._write_many(rows, priority)
+        return all_or_raise(
+            [
+                each if isinstance(each, TaoError) else result_of(row, each)
+                for row, each in zip(rows, results, strict=True)
+            ]
+        )
 
 
 def _found(outcome: pb.WriteResult | TaoError) -> bool | TaoError:

@@ -17,9 +17,12 @@ from tao.admin.load.key_map import KeyMap
 from tao.admin.load.records import EdgeColumns, EdgeLoad, EndColumn, NewEdge
 from tao.client import AssocList, Consistency, EdgeWrite, Graph, SomeFailed
 from tao.model.edge_block import encode_block
-from tao.model.errors import Overloaded, StaleRead, TaoError
+from tao.model.errors import OutcomeUnknown, Overloaded, StaleRead, TaoError
 from tao.model.graph import Edge
 from tao.schema.registry import load_schema
+from tao.wire.convert import error_to_pb
+from tao.wire.v1 import session_pb2 as pb
+from tests.unit.client.fakes import FakeCluster
 
 SCHEMA = load_schema(example_schema_file().read_text(), "schema")
 FRIEND = SCHEMA.atype("friend")
@@ -93,3 +96,22 @@ async def test_what_is_pending_when_the_time_is_over_is_counted(
     load = load_of(FakeGraph(results, [set()]), tmp_path)
     assert await load.write(EDGES) == [None, results[1], None]
     assert load.inverse_pending == 2
+
+
+async def test_a_pending_inverse_is_counted_where_another_edge_of_its_batch_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the SDK's own error of some items, and not one made here."""
+    monkeypatch.setattr(records, "SETTLE_SECONDS", 0.0)
+    cluster = FakeCluster()
+    failed = pb.WriteResult(error=error_to_pb(OutcomeUnknown("no answer")))
+    answer = pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult(inverse_pending=True), failed]))
+    async with await cluster.connect() as graph:
+        cluster.link("near-1").behaviour = lambda _, __, on_answer: on_answer(answer)
+        source = CsvSource(io.BytesIO(b"a,b\n"), "edges.csv")
+        columns = EdgeColumns((EndColumn("a", None), EndColumn("b", None)), 5)
+        with KeyMap(tmp_path / "keys.sqlite") as keys:
+            load = EdgeLoad(graph, source, graph.schema.atype("likes"), columns, {}, keys)
+        errors = await load.write(EDGES[:2])
+    assert [type(each) for each in errors] == [type(None), OutcomeUnknown]
+    assert load.inverse_pending == 1

@@ -5,22 +5,35 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from tao.client import MEMORY, ClientSettings, EdgeWrite, Graph, InvalidArgument, TopologyError, Unavailable
+from tao.client import (
+    MEMORY,
+    Accepted,
+    AddedObject,
+    ClientSettings,
+    EdgeWrite,
+    Graph,
+    InvalidArgument,
+    SomeFailed,
+    TopologyError,
+    Unavailable,
+)
 from tao.client import configuration as configuration_module
 from tao.client.configuration import ClientConfiguration, read_target
 from tao.model.errors import TaoError
 from tao.model.graph import MAX_TIME, encode_object
 from tao.model.queries import start_at
+from tao.model.receipts import Receipt
 from tao.model.topology import DatabaseServer, Region, Topology
 from tao.schema.codec import decode_fields
 from tao.schema.registry import load_schema
 from tao.topology.document import dump_topology
+from tao.wire.convert import error_to_pb
 from tao.wire.session import AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.pacing import quiet
@@ -133,6 +146,38 @@ async def test_many_forms_answer_in_the_order_asked(cluster: FakeCluster) -> Non
         assert [len(page) for page in await graph.assoc_get_many([(each, "follows", [7]) for each in ids])] == [1] * 59
         windows = await graph.assoc_time_range_many([(each, "follows", 9, 5, 1) for each in ids])
         assert [page.id1 for page in windows if page] == ids[5:10]
+
+
+async def test_an_error_of_some_has_the_results_of_the_others_as_the_operation_returns_them(
+    graph: Graph, cluster: FakeCluster
+) -> None:
+    receipt = Receipt("near-1", "journal", 1, b"x").encoded()
+    refused = pb.WriteResult(error=error_to_pb(InvalidArgument("no")))
+
+    def answer(done: pb.WriteResult) -> None:
+        answered = pb.Answer(write=pb.WriteAnswer(results=[done, refused]))
+        cluster.link("near-1").behaviour = lambda _, __, on_answer: on_answer(answered)
+
+    async def result_of(operation: Awaitable[object]) -> object:
+        with pytest.raises(SomeFailed) as caught:
+            await operation
+        assert isinstance(caught.value.results[1], InvalidArgument)
+        return caught.value.results[0]
+
+    edges: list[tuple[Any, ...]] = [(1, "follows", 2), (1, "follows", 3)]
+    answer(pb.WriteResult(found=True, inverse_pending=True))
+    pending = EdgeWrite(True, inverse_pending=True)
+    assert await result_of(graph.assoc_add_many(edges)) == pending
+    assert await result_of(graph.assoc_delete_many(edges)) == pending
+    assert await result_of(graph.assoc_change_type_many([(*each, "likes") for each in edges])) == pending
+    assert await result_of(graph.obj_delete_many([1, 2])) is True
+    assert await result_of(graph.obj_update_many([(each, {"home": "Paris"}, "user") for each in (1, 2)])) is True
+    answer(pb.WriteResult(id=5, found=True))
+    added = await result_of(graph.obj_add_many([("user",), ("user",)]))
+    assert isinstance(added, AddedObject)
+    assert (added, added.is_new) == (5, False)
+    answer(pb.WriteResult(accepted=receipt))
+    assert isinstance(await result_of(graph.later.assoc_delete_many(edges)), Accepted)
 
 
 async def test_a_time_range_may_begin_at_a_position_within_its_bounds(graph: Graph, cluster: FakeCluster) -> None:
