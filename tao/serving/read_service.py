@@ -136,7 +136,7 @@ class ReadService:
             traffic.sample(pb.Request.FromString(request).read, sizes, check)
         if not slots:
             self._count(self.counters.hits, sizes)
-            return AnswerAtOnce(encoded, None)
+            return tuple.__new__(AnswerAtOnce, (encoded, None))  # in half the time of its constructor
         if encoded:
             self._count_each(sizes, slots, ())
         else:  # nothing is cached of it

@@ -38,13 +38,11 @@ class NumberedSession(ABC):
         self._last_number = 0
         self._connected = False
         self._draining = False
+        self.is_open = False
+        """Connected and not draining; an attribute, since every message reads it."""
         self._gone = asyncio.Event()
         self.observer: Observer | None = None
         self.server_name = ""
-
-    @property
-    def is_open(self) -> bool:
-        return self._connected and not self._draining
 
     def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> int:
         """See `Session.send`."""
@@ -64,10 +62,18 @@ class NumberedSession(ABC):
         endless = timeout_seconds == math.inf
         request.deadline_ms = NO_DEADLINE_MS if endless else to_deadline_ms(timeout_seconds)
         message = request.SerializeToString()
-        refusal = self._refusal(len(message), timeout_seconds)
-        if refusal is not None:
+        settings = self._settings
+        # One test for all that `_refusal` names.
+        if not (
+            self._connected
+            and timeout_seconds > 0
+            and len(message) <= settings.max_message_bytes
+            and len(self._pending) < settings.max_unanswered
+            and self._unsent_bytes() <= settings.max_unsent_bytes
+        ):
+            refusal = self._refusal(len(message), timeout_seconds)
             self._pending[number] = (on_answer, _NO_TICK, False, math.inf)
-            self._loop.call_soon(self._settle, failure(refusal), number)
+            self._loop.call_soon(self._fail_request, number, refusal)
             return number
         tick = _NO_TICK if endless else self._wheel.add(number, timeout_seconds)
         self._pending[number] = (on_answer, tick, kind in _WRITING_KINDS, self._loop.time())
@@ -119,9 +125,9 @@ class NumberedSession(ABC):
 
     async def retire(self) -> None:
         """See `Session.retire`."""
-        self._draining = True
+        self._draining, self.is_open = True, False
         for number in [number for number, entry in self._pending.items() if entry[1] == _NO_TICK]:
-            self._settle(failure(Unavailable(f"the session with {self._address} is being closed here")), number)
+            self._fail_request(number, Unavailable(f"the session with {self._address} is being closed here"))
         self._close_when_drained()
         if self._connected:
             await self._gone.wait()
@@ -143,7 +149,7 @@ class NumberedSession(ABC):
     def _shut(self) -> None:
         """Close the connection in an orderly way: it is drained, and nothing is unanswered."""
 
-    def _refusal(self, message_bytes: int, timeout_seconds: float) -> TaoError | None:
+    def _refusal(self, message_bytes: int, timeout_seconds: float) -> TaoError:
         settings = self._settings
         if not self._connected:
             return Unavailable(f"the connection to {self._address} is closed; connect again")
@@ -153,9 +159,7 @@ class NumberedSession(ABC):
             return TooLarge(f"a request of {message_bytes} bytes exceeds {settings.max_message_bytes}; split it")
         if len(self._pending) >= settings.max_unanswered:
             return Overloaded(f"{len(self._pending)} requests to {self._address} are unanswered already")
-        if self._unsent_bytes() > settings.max_unsent_bytes:
-            return Overloaded(f"{self._address} does not read what was sent before")
-        return None
+        return Overloaded(f"{self._address} does not read what was sent before")
 
     def _answer_arrived(self, answer: pb.Answer) -> None:
         number = answer.number
@@ -186,9 +190,9 @@ class NumberedSession(ABC):
         on_answer, tick = entry[:2]
         if tick != _NO_TICK:
             self._wheel.discard(number, tick)
-        answer.number = number
         self._tell(on_answer, answer)
-        self._close_when_drained()
+        if self._draining:
+            self._close_when_drained()
 
     def _tell(self, on_answer: AnswerHandler, answer: pb.Answer) -> None:
         try:
@@ -206,10 +210,15 @@ class NumberedSession(ABC):
             error = OutcomeUnknown(f"{self._address} has not answered the write in time; it may have been committed")
         else:
             error = DeadlineExceeded(f"{self._address} has not answered in time")
-        self._settle(failure(error), number)
+        self._fail_request(number, error)
+
+    def _fail_request(self, number: int, error: TaoError) -> None:
+        answer = failure(error)
+        answer.number = number
+        self._settle(answer, number)
 
     def _server_drains(self) -> None:
-        self._draining = True
+        self._draining, self.is_open = True, False
         self._close_when_drained()
 
     def _close_when_drained(self) -> None:
@@ -218,7 +227,7 @@ class NumberedSession(ABC):
 
     def _lost(self, error: TaoError) -> None:
         """Fail every unanswered request, because the connection is lost."""
-        self._connected = False
+        self._connected = self.is_open = False
         self._gone.set()
         self._wheel.stop()
         pending, self._pending = self._pending, {}

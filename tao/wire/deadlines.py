@@ -35,7 +35,8 @@ class DeadlineWheel:
             self._swept_tick = int(now / self._tick_seconds)
         self._slots[tick % SLOTS][key] = tick
         self._count += 1
-        self._wake_at(tick)
+        if self._timer is None or tick < self._timer_tick:  # as `_wake_at` compares, without a call for each request
+            self._wake_at(tick)
         return tick
 
     def discard(self, key: int, tick: int) -> None:

@@ -200,16 +200,13 @@ class FrameSession(NumberedSession, asyncio.Protocol):
 
     # ---- sending ---------------------------------------------------------------------------------------------------
 
-    def _transmit(self, message: bytes) -> None:
-        self._queue(framing.REQUEST, message)
-
     def _unsent_bytes(self) -> int:
         return self._out_bytes + (self._transport.get_write_buffer_size() if self._transport else 0)
 
-    def _queue(self, kind: int, payload: bytes) -> None:
-        self._out.append(pack_header(len(payload), kind))
-        self._out.append(payload)
-        self._out_bytes += len(payload)
+    def _transmit(self, message: bytes, kind: int = framing.REQUEST) -> None:
+        self._out.append(pack_header(len(message), kind))
+        self._out.append(message)
+        self._out_bytes += len(message)
         if self._out_bytes >= framing.GATHERED_BYTES:
             self._write()
         elif not self._flush_due:
@@ -239,7 +236,7 @@ class FrameSession(NumberedSession, asyncio.Protocol):
     def _control_arrived(self, kind: int, payload: bytes) -> None:
         if kind == framing.WELCOME and not self._greeting.done():
             self.server_name = frames_pb2.Welcome.FromString(payload).server_name
-            self._connected = True
+            self._connected, self.is_open = True, not self._draining
             self._greeting.set_result(None)
             self._schedule_keep_alive(self._settings.ping_interval_seconds)
         elif kind == framing.ERROR:
@@ -248,7 +245,7 @@ class FrameSession(NumberedSession, asyncio.Protocol):
             error.is_refusal = not (self._greeting.done() or isinstance(error, Overloaded))
             self._fail(error)
         elif kind == framing.PING and self._connected:
-            self._queue(framing.PONG, payload)
+            self._transmit(payload, framing.PONG)
         elif kind == framing.GO_AWAY and self._connected:
             self._server_drains()
         elif kind != framing.PONG:
@@ -269,7 +266,7 @@ class FrameSession(NumberedSession, asyncio.Protocol):
             self.abort()
             return
         if silent_seconds >= settings.ping_interval_seconds:
-            self._queue(framing.PING, b"")
+            self._transmit(b"", framing.PING)
             self._schedule_keep_alive(settings.ping_timeout_seconds)
         else:
             self._schedule_keep_alive(settings.ping_interval_seconds - silent_seconds)

@@ -137,8 +137,11 @@ def encode_rows(
         batch.max_staleness_ms = max_staleness_ms
     objects, counts, ranges, time_ranges, edges, exists = groups
     if objects:
-        # One column needs no iterator for each row, which `_extend` makes.
-        batch.obj_ids.extend([row[0] for row in objects])
+        # One column needs no iterator for each row, which `_extend` makes, and one row no list.
+        if len(objects) == 1:
+            batch.obj_ids.append(objects[0][0])
+        else:
+            batch.obj_ids.extend([row[0] for row in objects])
     if counts:
         _extend(counts, batch.count_id1s, batch.count_atypes)
     if ranges:

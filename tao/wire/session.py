@@ -44,10 +44,9 @@ class Session(Protocol):
     observer: Observer | None
     """The observer of requests; none at first."""
 
-    @property
-    def is_open(self) -> bool:
-        """Return whether new requests may be sent. It is False also while the server drains: earlier requests are still
-        answered."""
+    is_open: bool
+    """Whether new requests may be sent. It is False also while the server drains: earlier requests are still
+    answered."""
 
     @property
     def server_name(self) -> str:
