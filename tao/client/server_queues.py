@@ -1,10 +1,11 @@
 """The queues of one server: the reads and writes of one tick of the event loop, which travel as one message.
 
 The first query of a tick schedules the sending; the loop runs it after every task that was ready has had its turn. A
-full batch is sent at once. A batch never waits for the answer to the one before: messages would be larger, and no
-caller would be faster (loadtest/profiles/peers.md). But while several answers are due, it waits for two more turns of
-the loop: the callers of answers that have arrived have their turn then, and what they ask travels along. Messages of
-sixty-four callers to three servers then have twenty queries where they had ten.
+full batch is sent at once, and so is the read of a caller that has been alone for a few messages, which would wait for
+a turn of the loop in which nothing comes. A batch never waits for the answer to the one before: messages would be
+larger, and no caller would be faster (loadtest/profiles/peers.md). But while several answers are due, it waits for two
+more turns of the loop: the callers of answers that have arrived have their turn then, and what they ask travels along.
+Messages of sixty-four callers to three servers then have twenty queries where they had ten.
 
 A query is queued together with its `Waiter`: the future of one awaited operation, or a place in a `JoinedFuture` that
 all items of a many-form share, so that a many-form of a thousand items makes one future.
@@ -14,14 +15,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from tao.client.consistency import Consistency
 from tao.client.settings import ClientSettings
 from tao.model.errors import TaoError
 from tao.model.topology import CacheServer
-from tao.wire.read_batch import RANGE, EdgesRow, QueryRow, RangeRow, RowGroups, TimeRangeRow, no_rows
+from tao.wire.read_batch import RANGE, EdgesRow, QueryRow, RangeRow, RowGroups, TimeRangeRow
 from tao.wire.session import AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
 
@@ -87,9 +88,15 @@ _GATHERING_FROM: Final = 8
 """Unanswered queries from which on a batch gathers more. Of fewer callers hardly one has its answer within two turns,
 which take the tenth of the time of a hit."""
 
+_ALONE_FROM: Final = 3
+"""Messages of one query in a row, each sent when nothing was unanswered, from which on a read is sent at once. Should
+others be asked in the same tick after all, they travel in a second message, and so does no more than each fourth."""
+
 _LONG_TURN_SECONDS: Final = 0.0005
 """A turn that takes so long is the last one for which a batch gathers: the tasks of a busy process would delay it by
 far more than a larger message saves."""
+
+_new: Final = tuple.__new__  # makes a named tuple in half the time of its constructor
 
 PRIORITIES: Final = {"high": 1, "normal": 2, "low": 3}
 """The priorities of journaled writes, as they are sent."""
@@ -141,9 +148,10 @@ class ServerLink(Protocol):
 class BatchSender(Protocol):
     """The receiver of full batches (`tao.client.dispatcher.Dispatcher`)."""
 
-    @property
-    def unanswered(self) -> int:
-        """Return the number of queries that were sent and are not answered, to any server."""
+    unanswered: int
+    """The number of queries that were sent and are not answered, to any server."""
+    lone_messages: int
+    """The number of the latest messages in a row that had one query, and were sent when nothing was unanswered."""
 
     def send_reads(self, queue: ServerQueue, reads: QueuedReads) -> None: ...
 
@@ -174,8 +182,8 @@ class ReadQueue:
         self._clear()
 
     def _clear(self) -> None:
-        self._rows: tuple[list[QueryRow], ...] = no_rows()
-        self._waiters: tuple[list[Waiter[bytes] | None], ...] = no_rows()
+        self._rows: tuple[list[QueryRow], ...] = ([], [], [], [], [], [])  # by operation
+        self._waiters: tuple[list[Waiter[bytes] | None], ...] = ([], [], [], [], [], [])
         self._minimums: list[tuple[int, int, int]] = []  # operation, index among its rows, version
         self._known: dict[tuple[int, int], bytes] = {}  # operation and index among its rows: the answer held
         self._queries = 0
@@ -202,8 +210,12 @@ class ReadQueue:
         self._waiters[operation].append(waiter)
         self._queries += 1
         if not self._scheduled:
-            self._scheduled = True
-            self._server_queue.send_later(self)
+            sender = self._sender
+            if sender.lone_messages >= _ALONE_FROM and not sender.unanswered and not self._server_queue.due:
+                self._send_at_once()
+            else:
+                self._scheduled = True
+                self._server_queue.send_later(self)
         elif self._queries >= self._max_queries or self._edges >= self._max_edges:
             self._flush()
 
@@ -249,19 +261,27 @@ class ReadQueue:
         if self._queries:
             self._flush()
 
+    def _send_at_once(self) -> None:
+        link = self._server_queue.link
+        link.hold()
+        try:
+            self._flush()
+        finally:
+            link.flush()
+
     def _flush(self) -> None:
         rows, waiters_by_operation, asked, held = self._rows, self._waiters, self._minimums, self._known
         self._clear()
         self.batches_sent += 1
-        waiters = [waiter for each in waiters_by_operation for waiter in each]
+        waiters = list(chain.from_iterable(waiters_by_operation))
         minimums: dict[int, int] = {}
         known: dict[int, bytes] = {}
         if asked:
             first_slots = (0, *accumulate(map(len, rows)))
             minimums = {first_slots[operation] + index: version for operation, index, version in asked}
             known = {first_slots[operation] + index: value for (operation, index), value in held.items()}
-        reads = QueuedReads(rows, waiters, minimums, known, self._critical, self._max_staleness_ms)
-        self._sender.send_reads(self._server_queue, reads)
+        fields = (rows, waiters, minimums, known, self._critical, self._max_staleness_ms)
+        self._sender.send_reads(self._server_queue, _new(QueuedReads, fields))
 
 
 def _edges_asked(row: QueryRow) -> int:
@@ -331,10 +351,10 @@ class ServerQueue:
         "_loop",
         "_marked_down",
         "_sender",
-        "_to_send",
         "_turns_left",
         "bounded_reads",
         "critical_reads",
+        "due",
         "journaled_writes",
         "link",
         "reads",
@@ -352,7 +372,8 @@ class ServerQueue:
         self._marked_down = server.down
         self._sender = sender
         self._loop = asyncio.get_running_loop()
-        self._to_send: list[ReadQueue | WriteQueue] = []
+        self.due: list[ReadQueue | WriteQueue] = []
+        """The queues that send what they have at the end of this tick."""
         self._began_gathering = 0.0
         self._turns_left = 0
         self.reads = ReadQueue(self, sender, settings, critical=False)
@@ -370,8 +391,8 @@ class ServerQueue:
     def send_later(self, queue: ReadQueue | WriteQueue) -> None:
         """Have a queue send what it has at the end of this tick, together with the server's other queues; two turns
         later while several answers are due."""
-        self._to_send.append(queue)
-        if len(self._to_send) == 1:
+        self.due.append(queue)
+        if len(self.due) == 1:
             if self._sender.unanswered >= _GATHERING_FROM:
                 self._turns_left = _GATHERING_TURNS
                 self._began_gathering = self._loop.time()
@@ -383,7 +404,7 @@ class ServerQueue:
             self._loop.call_soon(self._end_of_tick)
             return
         self._turns_left = 0
-        queues, self._to_send = self._to_send, []
+        queues, self.due = self.due, []
         # Written here and not in the next turn of the loop, for which a single caller would have to wait.
         self.link.hold()
         try:

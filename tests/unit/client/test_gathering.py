@@ -1,4 +1,5 @@
-"""A batch gathers what is asked within two turns of the loop, while several queries are unanswered."""
+"""A batch gathers what is asked within two turns of the loop, while several queries are unanswered; the reads of a lone
+caller gather nothing."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from tests.unit.client.fakes import FakeCluster, FakeLink, until
 
 ABSENT = bytes(12)
 UNANSWERED = 12
+ALONE = 3
 
 
 class HeldAnswers:
@@ -103,3 +105,55 @@ async def test_the_queries_of_few_callers_are_sent_at_the_end_of_their_tick(grap
     for caller in (first, second):
         caller.cancel()
     await asyncio.wait([first, second])
+
+
+async def ask_alone(graph: Graph) -> None:
+    """Ask as a caller that is alone, for long enough to be taken for one."""
+    for number in range(1, 1 + ALONE):
+        await graph.obj_get(number)
+
+
+async def test_the_read_of_a_caller_that_has_been_alone_is_sent_at_once(graph: Graph, cluster: FakeCluster) -> None:
+    await ask_alone(graph)
+    again = asyncio.ensure_future(graph.obj_get(9))
+    await turns(1)
+    assert asked(cluster, "near-1")[-1] == [9]
+    await again
+
+
+async def test_the_first_reads_of_a_caller_wait_for_the_end_of_their_tick(graph: Graph, cluster: FakeCluster) -> None:
+    for number in range(1, 1 + ALONE):
+        caller = asyncio.ensure_future(graph.obj_get(number))
+        await turns(1)
+        assert len(cluster.batches()) == number - 1
+        await caller
+
+
+async def test_reads_beside_one_that_was_sent_at_once_travel_together_and_so_do_the_next_ones(
+    graph: Graph, cluster: FakeCluster
+) -> None:
+    await ask_alone(graph)
+    for first in (10, 20):
+        await asyncio.gather(*(graph.obj_get(first + number) for number in range(4)))
+    assert asked(cluster, "near-1")[ALONE:] == [[10], [11, 12, 13], [20, 21, 22, 23]]
+
+
+async def test_a_caller_beside_an_unanswered_one_is_not_alone(graph: Graph, cluster: FakeCluster) -> None:
+    await ask_alone(graph)
+    hold_answers(cluster, "near-1")
+    callers = [asyncio.ensure_future(graph.obj_get(9))]
+    await turns(1)
+    callers.append(asyncio.ensure_future(graph.obj_get(10)))
+    await turns(1)
+    assert asked(cluster, "near-1")[ALONE:] == [[9]]
+    for caller in callers:
+        caller.cancel()
+    await asyncio.wait(callers)
+
+
+async def test_the_read_of_a_lone_caller_does_not_overtake_its_write_of_the_same_tick(
+    graph: Graph, cluster: FakeCluster
+) -> None:
+    await ask_alone(graph)
+    await asyncio.gather(graph.obj_delete(9), graph.obj_get(10))
+    assert [sent.WhichOneof("body") for sent in cluster.batches()[ALONE:]] == ["write", "read"]
