@@ -371,6 +371,7 @@ class ResultReader:
         self._consume(stop)
         self._columns = None
         self._has_next = has_next
+        self.wanted = _HEADER_BYTES  # of the next result, of which nothing is known
 
     def _refused(self, first: int, stop: int) -> None:
         """Raise the error of an error packet."""

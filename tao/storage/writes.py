@@ -376,7 +376,7 @@ class MySqlWriteStore:
         pool.space.check()
         async with pool.session(deadline=deadline) as session:
             upsert = session.dialect.upsert(f"{schema_name(shard)}.heartbeat", ("writer",), ("written_unix_ms",), 1)
-            sql = f"{SEMI_SYNC_STATUS}; START TRANSACTION; {upsert}; COMMIT"
+            sql = f"{SEMI_SYNC_STATUS}; {upsert}; COMMIT"
             with pool.space.writing(session):
                 figures, *_ = await session.run(sql, [writer.encode(), unix_ms], deadline=deadline)
             return semi_sync_state(session.dialect, figures).waits

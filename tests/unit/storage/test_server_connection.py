@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from itertools import combinations
 from types import SimpleNamespace
 
 import aiomysql
@@ -157,6 +158,22 @@ async def test_all_results_wake_who_waits_once_however_they_arrive() -> None:
             connection.data_received(answer[start : start + size])
         await reading
         assert results == [[], [(b"one",), (b"two",)], []]
+
+
+async def test_all_results_are_read_wherever_the_answer_was_torn() -> None:
+    results = [Result([Column("data", 252, 63)], [(b"a row that is longer than what follows",)]), Result([], [])]
+    answer = encode(results)
+    for first, second in combinations(range(len(answer)), 2):
+        connection = ServerConnection(Driver())
+        connection.send("several", ())
+        found: list[list[Row]] = []
+        reading = asyncio.create_task(connection.results(found, soon()))
+        await asyncio.sleep(0)
+        for piece in filter(None, (answer[:first], answer[first:second], answer[second:])):
+            connection.data_received(piece)
+        await asyncio.sleep(0)
+        assert reading.done(), f"it waits, with all {len(answer)} bytes there, torn at {first} and {second}"
+        assert found == [list(each.rows) for each in results]
 
 
 async def test_results_before_one_that_is_refused_are_known_and_the_connection_goes_on() -> None:
