@@ -308,8 +308,8 @@ class DatabaseReadSettings:
 
     max_rereads: int = 6
     """Most reads of a row that is older than the message about it: a change becomes visible within milliseconds after
-    the binlog reader has seen it. Also of a critical read that a former master refused, each by a topology read anew:
-    the caller tries again when it takes longer."""
+    the binlog reader has seen it. Also of a critical read that a former master refused, after which the topology is
+    read anew, one reading for all at a time: the caller tries again when it takes longer."""
 
     first_pause_seconds: float = 0.002
     """Pause before the second read; it doubles."""

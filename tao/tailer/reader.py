@@ -12,6 +12,8 @@ connection counts as dead and is replaced, and the silence is counted and logged
 from __future__ import annotations
 
 import asyncio
+import select
+import ssl
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
@@ -204,12 +206,11 @@ class ReadAhead:
     The driver sets a timeout twice for each packet, and reads 8 KB at a time. Each of these system calls also lets the
     event loop's thread have the interpreter, which may keep it for milliseconds."""
 
-    def __init__(self, connection: Any, before_waiting: Callable[[], None]) -> None:
+    def __init__(self, connection: Any, before_receiving: Callable[[ReadAhead], None]) -> None:
         """Three private parts of the connection are used; the tests of the reader fail without them. The driver may
-        have nothing buffered. ``before_waiting`` is called when all that had arrived is read, and more is needed."""
+        have nothing buffered. ``before_receiving`` is called with this object when more is needed than was read."""
         self._connection: Final = connection
-        self._before_waiting: Final = before_waiting
-        self._is_drained = False
+        self._before_receiving: Final = before_receiving
         self._data = b""
         self._at = 0
 
@@ -225,11 +226,19 @@ class ReadAhead:
         self._at = end
         return data
 
+    def has_arrived(self) -> bool:
+        """Return whether more can be received without waiting for it."""
+        arrived = self._connection._sock
+        if isinstance(arrived, ssl.SSLSocket) and arrived.pending():
+            return True
+        poll = select.poll()
+        poll.register(arrived, select.POLLIN)
+        return bool(poll.poll(0))
+
     def _fill(self, count: int) -> None:
         """Begin the data with the unread rest, and read until ``count`` bytes are there."""
         connection = self._connection
-        if self._is_drained:
-            self._before_waiting()
+        self._before_receiving(self)
         pieces = [self._data[self._at :]]
         self._data, self._at = b"", 0
         missing = count - len(pieces[0])
@@ -241,7 +250,6 @@ class ReadAhead:
                     raise ConnectionResetError("the server closed it")
                 pieces.append(piece)
                 missing -= len(piece)
-                self._is_drained = len(piece) < _READ_BYTES
         except OSError as error:
             connection._force_close()
             raise pymysql.err.OperationalError(CR.CR_SERVER_LOST, f"the connection is lost: {error}") from error
@@ -450,11 +458,12 @@ class BinlogReader:
             for connection in opened:
                 connection._force_close()  # without COM_QUIT: the server is in the middle of a packet stream
 
-    def _gather(self, stopped: threading.Event) -> None:
-        """Wait, behind a transaction that is left undecoded, for more to be read at once."""
+    def _gather(self, stopped: threading.Event, ahead: ReadAhead) -> None:
+        """Wait, behind a transaction that is left undecoded, for more to be read at once, unless more has arrived."""
         if self._may_gather:
             self._may_gather = False
-            stopped.wait(self._settings.gather_seconds)
+            if not ahead.has_arrived():
+                stopped.wait(self._settings.gather_seconds)
 
     def _take_packets(self, stream: Any, stopped: threading.Event) -> None:
         """Have packets of row events pass the library by, until ``stopped``."""

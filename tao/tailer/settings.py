@@ -41,8 +41,8 @@ class ReaderSettings:
     that many messages."""
 
     gather_seconds: float = 0.02
-    """Behind a transaction whose rows are left undecoded, the reader waits this long before it reads what comes next:
-    to wake its thread and the event loop takes as long as all else about a small transaction. Such transactions wait
+    """Behind a transaction whose rows are left undecoded, and while no more has arrived, the reader waits this long: to
+    wake its thread and the event loop takes as long as all else about a small transaction. Such transactions wait
     for `OutboxSettings.gather_seconds` all the same; others that come behind one are read this much later. With 0 they
     are not."""
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -16,6 +19,7 @@ from tao.storage.session import ServerAccount
 from tao.tailer.binlog import BinlogTransaction
 from tao.tailer.reader import BinlogReader, ReadAhead
 from tao.tailer.settings import ReaderSettings
+from tests.rigs.certificates import TestAuthority
 
 
 class Connection:
@@ -51,28 +55,32 @@ def test_a_reader_that_has_to_stop_does_so_among_rows_of_other_schemas() -> None
     assert connection.read == 5
 
 
-class Pieces:
-    """A connection and its socket, on which these pieces arrive."""
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_a_reader_knows_whether_more_has_arrived(with_tls: bool, tmp_path: Path) -> None:
+    """Over TLS a socket hands out one record at a time, so a short piece does not say that it was the last one."""
+    near, far = socket.socketpair()
+    if with_tls:
+        files = TestAuthority(tmp_path).issue("database")
+        with ThreadPoolExecutor(1) as thread:
+            accepted = thread.submit(files.server_context().wrap_socket, far, server_side=True)
+            near = files.client_context().wrap_socket(near, server_hostname="localhost")
+            far = accepted.result()
+    arrived: list[bool] = []
 
-    def __init__(self, *pieces: bytes) -> None:
-        self._pieces: Final = list(pieces)
-        self._sock: Final = self
-        self._read_timeout: Final = 1.0
+    def before_receiving(ahead: ReadAhead) -> None:
+        arrived.append(ahead.has_arrived())
+        if not arrived[-1]:
+            far.sendall(b"y")
 
-    def settimeout(self, seconds: float) -> None:
-        pass
-
-    def recv(self, most: int) -> bytes:
-        return self._pieces.pop(0)
-
-
-def test_the_reader_is_asked_to_wait_only_when_all_that_had_arrived_is_read() -> None:
-    full = 128 << 10
-    waits: list[None] = []
-    ahead = ReadAhead(Pieces(b"abc", bytes(full), b"de"), lambda: waits.append(None))
-    assert (ahead.read(3), len(waits)) == (b"abc", 0)
-    assert (len(ahead.read(full)), len(waits)) == (full, 1)
-    assert (ahead.read(2), len(waits)) == (b"de", 1), "more may have arrived with a full piece"
+    far.sendall(bytes(40_000))
+    ahead = ReadAhead(SimpleNamespace(_sock=near, _read_timeout=60.0), before_receiving)
+    for _ in range(10):
+        assert ahead.read(4_000) == bytes(4_000)
+    assert all(arrived)
+    assert ahead.read(1) == b"y"
+    assert not arrived[-1]
+    near.close()
+    far.close()
 
 
 def test_the_reader_waits_once_behind_a_transaction_that_is_left_undecoded() -> None:
@@ -83,9 +91,14 @@ def test_the_reader_waits_once_behind_a_transaction_that_is_left_undecoded() -> 
     stopped: Any = SimpleNamespace(wait=waits.append)
     reached: Any = None
     undecoded: Any = (object(),)
-    reader._gather(stopped)
+    drained: Any = SimpleNamespace(has_arrived=lambda: False)
+    reader._gather(stopped, drained)
     for transaction in (BinlogTransaction(gtid="", undecoded=undecoded), BinlogTransaction(gtid="")):
         reader._pass_on(transaction, reached, queue)
         for _ in range(2):
-            reader._gather(stopped)
+            reader._gather(stopped, drained)
     assert waits == [7.0], "decoded transactions hold nobody up"
+    reader._pass_on(BinlogTransaction(gtid="", undecoded=undecoded), reached, queue)
+    drained.has_arrived = lambda: True
+    reader._gather(stopped, drained)
+    assert waits == [7.0], "what has arrived is read first"
