@@ -5,8 +5,9 @@ and no shards. Each master is marked as half seeded and its services are locked 
 or promotes it before it is whole, and an interrupted restore begins anew. Replicas get everything by replication.
 
 What the lost cluster did after the last restored write is unknown here. So no number that it may have given out then is
-given out again: the shards' version epochs rise above any that it can have had, and new ids begin above the present
-time. A token or a version of the lost time is then an older epoch's, and its reader gets `WriteLost`.
+given out again: the shards' version epochs rise above any that it can have had, and new ids begin above all that a
+leader may have reserved by then, whatever the backup lacks. A token or a version of the lost time is then an older
+epoch's, and its reader gets `WriteLost`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -40,7 +41,7 @@ from tao.admin.replication import administrator_session
 from tao.admin.server_stats import unreadiness, wait_until_ready
 from tao.etcd.location import Location
 from tao.model.errors import OperatorError, TaoError, TopologyConflict
-from tao.model.ids import PROMOTION_AHEAD_MS
+from tao.model.ids import LostTimes
 from tao.model.ports import TopologyStore
 from tao.model.topology import Database, DatabaseServer, Topology, ranges_text
 from tao.model.versions import MAX_EPOCH
@@ -332,14 +333,15 @@ async def _fill(
             await session.run(f"DROP DATABASE {schema}", deadline=soon(_LONG_SECONDS))
         if missing := set(shards) - set(found.shards):
             raise OperatorError(f"{master.name} lacks {len(missing)} of {len(shards)} shards after the restore")
-        numbers = numbers_after(plan, await highest_epoch(session, shards, deadline=soon(_LONG_SECONDS)), unix_ms())
+        epoch = epoch_after(plan, await highest_epoch(session, shards, deadline=soon(_LONG_SECONDS)))
         reserving = await schemas_with_reserved_ids(session, deadline=soon(_LONG_SECONDS))
         await raise_epoch(
             session,
             shards,
             master.name,
-            numbers.version_epoch,
-            lost_ids=LostIds(numbers.lacks_ids_until_unix_ms, reserving),
+            epoch,
+            # No row has the epoch of the lost time.
+            lost_ids=LostIds(LostTimes.at(unix_ms()), epoch, reserving),
             deadline=soon(_LONG_SECONDS),
         )
     return RestoredDatabase(
@@ -348,25 +350,19 @@ async def _fill(
         shards=len(shards),
         statement_bytes=plan.dump.statement_bytes,
         binlogs=len(plan.binlogs),
-        version_epoch=numbers.version_epoch,
+        version_epoch=epoch,
     )
 
 
-class FirstNumbers(NamedTuple):
-    """What a restored database begins with, so that it gives nothing out that the lost one may have given out: its
-    version epoch, and the time up to which ids are taken."""
+def epoch_after(plan: DatabaseRestore, found_epoch: int) -> int:
+    """Return the version epoch that a restored database begins with, above each that the lost one may have had.
 
-    version_epoch: int
-    lacks_ids_until_unix_ms: int
-
-
-def numbers_after(plan: DatabaseRestore, found_epoch: int, now_unix_ms: int) -> FirstNumbers:
-    """Return what a restored database begins with. ``found_epoch``: the highest in the rows of its shards, which come
-    from promotions that the binlog has where they are above the documents. Raises `OperatorError`."""
+    ``found_epoch``: the highest in the rows of its shards, which come from promotions that the binlog has where they
+    are above the documents. Raises `OperatorError`."""
     epoch = max(plan.known_epoch, found_epoch) + plan.unknown_epochs + 1
     if epoch > MAX_EPOCH:
         raise OperatorError(f"the version epoch {epoch} would be above {MAX_EPOCH}: name --former-topology")
-    return FirstNumbers(epoch, now_unix_ms + PROMOTION_AHEAD_MS)
+    return epoch
 
 
 async def _load(

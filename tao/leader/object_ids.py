@@ -82,7 +82,7 @@ class ObjectIds:
     async def allocate(self, shard: int, count: int = 1, *, deadline: float) -> int:
         """Give out ``count`` consecutive ids of the shard and return the first. ``deadline`` is a time of the clock.
 
-        Raises `NotMine`, `Overloaded` when the ids would run too far ahead of the clock or too many callers wait,
+        Raises `NotMine`, `Overloaded` when the ids may not run further ahead of the clock or too many callers wait,
         `DeadlineExceeded`, and what a transaction raises before anything is written."""
         while True:
             ids = self._ids_of(shard)
@@ -214,20 +214,21 @@ class ObjectIds:
             # Without a row, no leader that reserves time has owned the shard. The ids that one of a former version
             # gave out are unknown, so begin above them.
             stored = {shard: existing.reserved_times.get(shard, now + RESERVED_AHEAD_MS) for shard in shards}
-            raised = {
-                shard: next_reserved(stored[shard], now)
+            taken = {
+                shard: self._ownership.row(shard)
                 for shard in shards
                 if self._ownership.confirm_locked(shard, rows.get(shard), server)
             }
-            taken = {shard: self._ownership.row(shard) for shard in raised}
+            # Where no more may be reserved yet, an owner that has just begun learns that it has nothing to give out.
+            raised = {shard: time for shard in taken if (time := next_reserved(stored[shard], now)) is not None}
             if raised:
                 await transaction.apply(RowChanges(put_reserved_times=raised))
                 await transaction.commit()
-        for shard, reserved_unix_ms in raised.items():
+        for shard, row in taken.items():
             tenure = self._tenures.get(shard)
-            if tenure is None or tenure.row != taken[shard]:
-                tenure = self._tenures[shard] = _Tenure(taken[shard], IdSequence(shard, stored[shard]))
-            tenure.ids.reserved_unix_ms = reserved_unix_ms
+            if tenure is None or tenure.row != row:
+                tenure = self._tenures[shard] = _Tenure(row, IdSequence(shard, stored[shard]))
+            tenure.ids.reserved_unix_ms = raised.get(shard, stored[shard])
 
     def _finish(self, shards: list[int], error: TaoError | None) -> None:
         for shard in shards:

@@ -6,7 +6,7 @@ life. Ids of a shard grow with time, so that InnoDB inserts at the end of the cl
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from tao.model.errors import IdNotReserved, InvalidArgument, Overloaded
 
@@ -24,15 +24,19 @@ SEQUENCE_PER_MS: Final = 1 << SEQUENCE_BITS
 MAX_RESERVED_IDS: Final = 10_000
 """Ids in one reservation. At 64 a millisecond they run 156 ms ahead of the clock."""
 RESERVED_AHEAD_MS: Final = 60_000
-"""The time that an owner reserves ahead of its clock, in one commit. It bounds how far a former owner that was cut off
-can run ahead: see `PROMOTION_AHEAD_MS`."""
+"""The time that an owner reserves ahead of its clock, in one commit."""
 STEP_MS: Final = 1_000
 """The time that an owner reserves at least, as much as 64,000 ids."""
-MAX_AHEAD_MS: Final = 30_000
-"""How far ids may run ahead of the clock, or of the time at which their owner began: 1.9 million ids in a burst."""
-PROMOTION_AHEAD_MS: Final = 2 * RESERVED_AHEAD_MS
-"""How far above its clock a new master begins that may lack the last reservations of the lost one: above what a
-former owner may have reserved a minute ahead, with a minute for a burst of ids and for clocks that differ."""
+WINDOW_MS: Final = 20_000
+"""The length of a window of times, which is 1.28 million ids: see `next_reserved`."""
+MAX_AHEAD_MS: Final = 2 * RESERVED_AHEAD_MS
+"""How far ahead of its clock an owner may begin a window: in normal work ids run 140 s ahead at most."""
+FARTHEST_AHEAD_MS: Final = 300_000
+"""How far ahead of its clock an owner may use a window, whatever is stored. Seven promotions within a moment that lack
+commits need as much."""
+CLOCKS_DIFFER_MS: Final = 10_000
+"""Largest difference between two clocks that is allowed for, of leaders, database servers and the machine of a restore.
+After a restore no id can be given out for as long, and a window more at most."""
 
 _MAX_TIME_MS: Final = (1 << TIME_BITS) - 1
 
@@ -71,37 +75,35 @@ class IdSequence:
 
     No id is given out twice, because of two rules. An owner gives out no id whose time is above ``reserved_unix_ms``,
     which the shard's database holds. And it begins above what the database held when it began, whatever its clock says:
-    former owners may have given out all of that."""
+    former owners may have given out all of that. `LostTimes` says where it begins when a database lacks commits."""
 
-    __slots__ = ("_last", "_latest_unix_ms", "_shard", "reserved_unix_ms")
+    __slots__ = ("_last", "_shard", "reserved_unix_ms")
 
     def __init__(self, shard: int, reserved_unix_ms: int) -> None:
         """``reserved_unix_ms``: the highest time of an id that an owner before may have given out."""
         self.reserved_unix_ms = reserved_unix_ms
         self._shard: Final = shard
         self._last = _last_id(shard, reserved_unix_ms)
-        self._latest_unix_ms = reserved_unix_ms
 
     def take(self, count: int, unix_ms: int) -> int | None:
         """Give out ``count`` consecutive ids and return the first. None: a higher time must be reserved first.
 
         The ids grow, also when the clock goes back or more than 64 are taken in a millisecond. Raises `Overloaded` when
-        they would run too far ahead of the clock, and `InvalidArgument` when the shard has no ids left."""
-        self._latest_unix_ms = max(self._latest_unix_ms, unix_ms)
+        no higher time may be reserved yet, and `InvalidArgument` when the shard has no ids left."""
         first = max(self._last + 1, make_id(self._shard, unix_ms, 0))
         last = first + count - 1
         if shard_of(last) != self._shard:
             raise InvalidArgument(f"shard {self._shard} has no ids left")
-        ahead_ms = unix_ms_of(last) - self._latest_unix_ms
-        if ahead_ms > MAX_AHEAD_MS:
+        if unix_ms_of(last) <= self.reserved_unix_ms:
+            self._last = last
+            return first
+        if next_reserved(self.reserved_unix_ms, unix_ms) is None:
+            ahead_ms = self.reserved_unix_ms - unix_ms
             raise Overloaded(
-                f"the ids of shard {self._shard} would run {ahead_ms} ms ahead of the clock, above the bound of "
-                f"{MAX_AHEAD_MS} ms: try again in a moment, or use another shard"
+                f"the ids of shard {self._shard} are {ahead_ms} ms ahead of the clock of this leader, and may not run "
+                "further ahead, because an id could be given out twice: try again in some seconds, or use another shard"
             )
-        if unix_ms_of(last) > self.reserved_unix_ms:
-            return None
-        self._last = last
-        return first
+        return None
 
     def admit(self, object_id: int, unix_ms: int) -> bool:
         """Admit an id of the caller's choice. Returns False when a higher time must be reserved first.
@@ -122,6 +124,8 @@ class IdSequence:
 
     def is_running_out(self, unix_ms: int) -> bool:
         """Return whether more should be reserved soon: ids or the clock come near the reserved time."""
+        if next_reserved(self.reserved_unix_ms, unix_ms) is None:
+            return False
         left_ms = self.reserved_unix_ms - unix_ms_of(self._last)
         return left_ms < STEP_MS // 2 or self.reserved_unix_ms - unix_ms < RESERVED_AHEAD_MS // 2
 
@@ -132,12 +136,53 @@ class IdSequence:
         return is_used and self.reserved_unix_ms - unix_ms < RESERVED_AHEAD_MS * 3 // 4
 
 
-def next_reserved(stored_unix_ms: int, unix_ms: int) -> int:
-    """Return the time to reserve next, above the stored one: a minute ahead of the clock.
+def next_reserved(stored_unix_ms: int, unix_ms: int) -> int | None:
+    """Return the time to reserve next, above the stored one: a minute ahead of the clock, and a second more at least.
+    None: no higher time may be reserved before the clock has gone on.
 
-    Where the stored time is further ahead, add only a second, so that owners who take a shard from each other do not
-    run ever further ahead."""
-    return max(unix_ms + RESERVED_AHEAD_MS, stored_unix_ms + STEP_MS)
+    Two bounds say where ids that nobody knows of any more can be (`LostTimes`):
+
+    - An owner stays in the window of the stored time, or in windows that begin at most `MAX_AHEAD_MS` ahead of its
+      clock. So a chain of commits leaves the window that it began in for such windows only, however long it is.
+    - It stays in windows that begin at most `FARTHEST_AHEAD_MS` ahead of its clock.
+
+    A stored time that is further ahead than clocks allow comes from a clock that was wrong. Neither bound can hold
+    then, and ids go on in steps of a second."""
+    wanted = max(unix_ms + RESERVED_AHEAD_MS, stored_unix_ms + STEP_MS)
+    farthest = _next_window(unix_ms + FARTHEST_AHEAD_MS)
+    if stored_unix_ms > farthest + WINDOW_MS + 2 * CLOCKS_DIFFER_MS:
+        return wanted
+    end = _next_window(max(stored_unix_ms, unix_ms + MAX_AHEAD_MS))
+    return wanted if wanted < min(end, farthest) else None
+
+
+class LostTimes(NamedTuple):
+    """The times that lost commits may have reserved: what a database that lacks them lets its shards begin with.
+
+    ``normal_unix_ms``: the window above all that owners may have begun in normal work. ``farthest_unix_ms``: the window
+    above all that they may have used, whatever was stored."""
+
+    normal_unix_ms: int
+    farthest_unix_ms: int
+
+    @classmethod
+    def at(cls, unix_ms: int) -> LostTimes:
+        """``unix_ms``: the time, when nobody can commit any more what is lost."""
+        latest = unix_ms + CLOCKS_DIFFER_MS
+        return cls(_next_window(latest + MAX_AHEAD_MS), _next_window(latest + FARTHEST_AHEAD_MS))
+
+    def begin(self, stored_unix_ms: int, *, lacks_epoch: bool) -> int:
+        """Return the time above which a shard's ids begin. ``stored_unix_ms``: what is left, 0 for nothing.
+
+        ``lacks_epoch``: the database lacks where the shard's ids began under its last version epoch, and not only
+        commits after that. Otherwise the lost commits have left the window of the stored time for none that
+        `MAX_AHEAD_MS` does not allow. `tao.replication.server_statements.raise_epoch` has this in SQL."""
+        begin = self.farthest_unix_ms if lacks_epoch else max(self.normal_unix_ms, _next_window(stored_unix_ms))
+        return max(stored_unix_ms, min(begin, self.farthest_unix_ms))
+
+
+def _next_window(unix_ms: int) -> int:
+    return (unix_ms // WINDOW_MS + 1) * WINDOW_MS
 
 
 def _last_id(shard: int, unix_ms: int) -> int:

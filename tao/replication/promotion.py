@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tao.model.errors import OperatorError, TaoError
-from tao.model.ids import PROMOTION_AHEAD_MS
+from tao.model.ids import LostTimes
 from tao.model.ports import TopologyStore
 from tao.model.topology import Database, Topology
 from tao.replication.concurrent_steps import all_of, both
@@ -567,7 +567,8 @@ class Promoter:
             lost_ids, now = None, asyncio.get_running_loop().time()
             if lacks_commits:
                 now_unix_ms = prepared.unix_ms + round(1000 * (now - prepared.read_at))
-                lost_ids = LostIds(now_unix_ms + PROMOTION_AHEAD_MS, prepared.reserving)
+                known_epoch = replicas.database.version_epoch
+                lost_ids = LostIds(LostTimes.at(now_unix_ms), known_epoch, prepared.reserving)
             deadline = now + self._settings.catch_up_seconds
             await raise_epoch(
                 session,

@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, Self
 
 from tao.model.errors import DeadlineExceeded, InternalError, OperatorError
-from tao.model.ids import RESERVED_AHEAD_MS
+from tao.model.ids import WINDOW_MS, LostTimes
 from tao.replication.gtid import GtidSet
 from tao.storage.dialect import SEMI_SYNC_PREFIXES, SEMI_SYNC_STATUS, Dialect, semi_sync_state
 from tao.storage.names import schema_name
@@ -544,12 +544,15 @@ async def highest_epoch(
 
 
 class LostIds(NamedTuple):
-    """Times of ids that a lost master may have reserved, unknown to the server that takes its place: all up to
-    ``until_unix_ms``. ``reserving``: the schemas that have the table for them (`schemas_with_reserved_ids`). A shard
-    without it (its master was lost before or during a migration) needs nothing: without a row, it begins a minute above
-    the clock."""
+    """Ids that a server may not know to be reserved, because it takes the place of a lost one and lacks commits.
 
-    until_unix_ms: int
+    ``known_epoch``: the highest version epoch under which ids may have been given out. A shard's row below it lacks
+    more than the last commits: where the ids of that epoch began. ``reserving``: the schemas that have the table for
+    them (`schemas_with_reserved_ids`). A shard without it (its master was lost before or during a migration) needs
+    nothing: without a row, it begins a minute above the clock."""
+
+    times: LostTimes
+    known_epoch: int
     reserving: Collection[str]
 
 
@@ -572,8 +575,8 @@ async def raise_epoch(
     ``other_servers``: the servers of other databases. A row that names one of them is the fence of a move
     (`tao.replication.shard_move`), and is left to those who undo the move.
 
-    ``lost_ids``: the times of ids that the server may lack. The shards whose rows change then begin above them, and a
-    minute above what is stored here: a promotion before this one may have begun there.
+    ``lost_ids``: the ids that the server may lack. The shards whose rows change then begin above them, by the rule of
+    `LostTimes.begin`.
     """
     if session.dialect is Dialect.MYSQL:
         await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
@@ -588,13 +591,16 @@ async def raise_epoch(
             schema = schema_name(shard)
             if lost_ids is not None and schema in lost_ids.reserving:
                 # Before the row changes, because only rows that are out of date count.
+                window = f"(reserved_unix_ms DIV {WINDOW_MS} + 1) * {WINDOW_MS}"
+                begin = f"LEAST(GREATEST(VALUES(reserved_unix_ms), {window}), %s)"
                 statements.append(
                     f"INSERT INTO {schema}.reserved_ids (only_row, reserved_unix_ms) "
-                    f"SELECT 1, %s FROM {schema}.shard WHERE {outdated} "
-                    "ON DUPLICATE KEY UPDATE reserved_unix_ms = GREATEST(reserved_unix_ms + %s, %s)"
+                    f"SELECT 1, IF(version_epoch < %s, %s, %s) FROM {schema}.shard WHERE {outdated} "
+                    f"ON DUPLICATE KEY UPDATE reserved_unix_ms = GREATEST(reserved_unix_ms, {begin})"
                 )
-                until = lost_ids.until_unix_ms
-                values += [until, master, version_epoch, *([fences] if fences else ()), RESERVED_AHEAD_MS, until]
+                times = lost_ids.times
+                values += [lost_ids.known_epoch, times.farthest_unix_ms, times.normal_unix_ms]
+                values += [master, version_epoch, *([fences] if fences else ()), times.farthest_unix_ms]
             statements.append(
                 f"UPDATE {schema}.shard SET master_server = %s, version_epoch = GREATEST(version_epoch, %s), "
                 f"owner = '', generation = generation + 1 WHERE {outdated}"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tao.model.errors import DeadlineExceeded, MasterReadOnly, TaoError
-from tao.model.ids import PROMOTION_AHEAD_MS, RESERVED_AHEAD_MS
+from tao.model.ids import LostTimes
 from tao.observability.logs import logger
 from tao.replication.accounts import Account, ServiceAccounts
 from tao.replication.lease import (
@@ -207,10 +207,10 @@ async def test_a_new_master_begins_above_the_ids_that_the_lost_one_can_have_rese
     await rig.servers[EAST].kill()
     begun = (await rig.rows(WEST, "SELECT CAST(UNIX_TIMESTAMP() * 1000 AS UNSIGNED)"))[0][0]
     await until_promoted(rig)
-    least = max(begun + PROMOTION_AHEAD_MS, stored + RESERVED_AHEAD_MS)
+    least = LostTimes.at(begun)
     found = await reserved(rig, WEST)
-    assert found[0] >= least, "a shard whose last reservation is known"
-    assert found[1] >= begun + PROMOTION_AHEAD_MS, "a shard without one"
+    assert found[0] >= least.begin(stored, lacks_epoch=False), "a shard whose last reservation is known"
+    assert found[1] >= least.begin(0, lacks_epoch=False), "a shard without one"
     await rig.promoter().restore("db")
     assert await reserved(rig, WEST) == found, "what is up to date is left alone"
 

@@ -136,7 +136,7 @@ class Checks:
             (
                 *("entries", "answers", "existences", "sets", "writes", "commits", "losses", "pending"),
                 *("replaced_writes", "ids", "joins", "left_out", "filtered", "feeds", "full_lists", "nodes"),
-                *("two_hops", "restores", "repaired_pairs", "counters"),
+                *("two_hops", "restores", "restores_of_promoted", "repaired_pairs", "counters"),
             ),
             0,
         )

@@ -19,7 +19,7 @@ from tests.sim.foreign import write_past_the_product
 from tests.sim.loop import Process
 from tests.sim.moves import Moves
 from tests.sim.operators import Operator
-from tests.sim.plans import ETCD_GONE, OF_WATCHERS, PLANNED, UNSEEN_SECONDS, Fault
+from tests.sim.plans import ETCD_GONE, OF_WATCHERS, PLANNED, RESTORES, UNSEEN_SECONDS, Fault
 from tests.sim.promotion import Promotions
 from tests.sim.restores import Restores
 from tests.sim.rush import rush
@@ -41,7 +41,7 @@ class Faults:
         self._operator: Final = Operator(world)
         self._moves: Final = Moves(world)
         self._sequences: Final = Sequences(world, self._moves)
-        self._restores: Final = Restores(world)
+        self._restores: Final = Restores(world, self._promotions)
         self._kinds: Final[dict[str, Callable[[Fault], Callable[[], None] | None]]] = {
             "kill": self._kill,
             "kill tailer": self._kill_tailer,
@@ -78,7 +78,7 @@ class Faults:
             "balance databases": self._sequences.balance,
             "move between followers": self._move_between_followers,
             "restart between writes": self._restart_between_writes,
-            "restore": self._restores.begin,
+            **dict.fromkeys(RESTORES, self._restores.begin),
             "rush": partial(rush, world, self._invalidate_everything),
             "kill watcher": self._kill_watcher,
             "watcher hangs": self._pause_watcher,

@@ -235,7 +235,13 @@ OF_WATCHERS: Final = ("kill watcher", "watcher hangs", "watcher cut off")
 """Failures of watchers, which do nothing but keep leases and replace what is gone."""
 UNNOTICED: Final = ("clone", "depose")
 """Faults that take no server away, or not at once."""
-COMPOUND: Final = ("spool needed", "rush", "binlog lost", "restart between writes", "topology late", "restore")
+RESTORE: Final = "restore"
+RESTORE_UNPROMOTED: Final = "restore unpromoted"
+RESTORE_AGAIN: Final = "restore again"
+RESTORES: Final = (RESTORE, RESTORE_UNPROMOTED, RESTORE_AGAIN)
+"""A loss of everything, and a restore of a backup; of one from before a master was lost and replaced; and two restores
+of one backup. Only plans that ask for them have them."""
+COMPOUND: Final = ("spool needed", "rush", "binlog lost", "restart between writes", "topology late", *RESTORES)
 """Faults that consist of several failures."""
 UNSEEN_SECONDS: Final = 8.0
 """Duration of "replaced unseen": others receive what is written meanwhile, and give the shards back in time."""
@@ -251,9 +257,11 @@ OF_DATABASES: Final = ("move to database", "move dies", *SEQUENCES)
 MOVE_SECONDS: Final = 11.0
 """About how long a move to another database takes."""
 _OPS_OF_MOVE: Final = 24
-RESTORE: Final = "restore"
-"""A loss of everything, and a restore of a backup. Only plans that ask for it have it."""
 _EDGES_OF_BACKUP: Final = 12
+_RESTORE_SECONDS: Final = {RESTORE: 0.0, RESTORE_UNPROMOTED: 20.0, RESTORE_AGAIN: 80.0}
+"""How long before the end of the busy part of an act such a fault begins at the latest."""
+_UNKNOWN_IDS_SECONDS: Final = {RESTORE_UNPROMOTED: 60, RESTORE_AGAIN: 110}
+"""Time from a backup until the cluster that is restored last gives out ids."""
 _MASTERS: Final = ("promotion", "topology late", "master lost")
 _OF_SHARDS: Final = ("move shard", "there and back", "binlog lost", "clone", "move to database", "move dies")
 
@@ -349,7 +357,7 @@ def _acts(
                 near = rng.choice(ops)
                 at = near.at + rng.uniform(-0.05, 0.3)
                 pick = near.one if kind in _OF_SHARDS else pick
-            if begin + LOOK_SECONDS <= at < begin + tempo.busy_seconds:
+            if begin + LOOK_SECONDS <= at < begin + tempo.busy_seconds - _RESTORE_SECONDS.get(kind, 0.0):
                 fault = Fault(at, kind, pick, rng.randrange(1000), _seconds(rng, tempo.busy_seconds / 3))
                 faults.append(fault)
                 ops += _beside(rng, fault, shape)
@@ -541,7 +549,7 @@ def _move_ops(rng: random.Random, faults: list[Fault], shape: Shape) -> list[Op]
     any from a backup to after its restore."""
     found: list[Op] = []
     for fault in faults:
-        if fault.kind == RESTORE:
+        if fault.kind in RESTORES:
             found += _restore_ops(rng, fault, shape)
         keys = [key for key in range(KEYS) if key % shape.shards == fault.pick % shape.shards]
         for _ in range(_OPS_OF_MOVE if fault.kind in OF_DATABASES and keys else 0):
@@ -557,6 +565,9 @@ def _restore_ops(rng: random.Random, fault: Fault, shape: Shape) -> list[Op]:
     the restore, and reads with tokens of what is lost."""
     one = fault.pick % shape.shards
     found = _reservations(rng, fault.at + 2.0, one, shape) + _reservations(rng, fault.at + 12.0, one, shape)
+    # While a promoted master, a restored cluster and the next one serve.
+    for after in range(10, _UNKNOWN_IDS_SECONDS.get(fault.kind, 0), 5):
+        found += _reservations(rng, fault.at + after, one, shape)
     for _ in range(_EDGES_OF_BACKUP):
         one, two = rng.sample(range(KEYS), 2)
         at, client = fault.at + rng.random() * 1.5, rng.randrange(shape.all_clients)

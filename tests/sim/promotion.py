@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from tao.model.ids import PROMOTION_AHEAD_MS, RESERVED_AHEAD_MS
+from tao.model.ids import LostTimes
 from tao.model.rows import RowChanges
 from tao.model.topology import Database
 from tao.replication.locks import LockHold, LockTaken, hold_exclusively, mastership_lock
@@ -66,8 +66,11 @@ def enthrone(world: World, database: Database, old: SimDatabase, new: SimDatabas
     }
     changes = RowChanges()
     if lacks_commits:
-        stored, until = new.truth.reserved_times, unix_ms(world.loop.now) + PROMOTION_AHEAD_MS
-        changes.put_reserved_times = {shard: max(stored.get(shard, 0) + RESERVED_AHEAD_MS, until) for shard in rows}
+        stored, lost = new.truth.reserved_times, LostTimes.at(unix_ms(world.loop.now))
+        changes.put_reserved_times = {
+            shard: lost.begin(stored.get(shard, 0), lacks_epoch=held[shard].version_epoch < database.version_epoch)
+            for shard in rows
+        }
     new.log(changes, world.schema, rows)
     new.show(changes, rows)
     return epoch

@@ -4,6 +4,8 @@ The databases are backed up a moment apart. Later all servers are lost. New ones
 the numbers that `tao backup restore` lets them begin with, and the product's own repair makes the pairs whole that the
 cut between the databases left half. Clients go on with their tokens. What was written since the backup is lost, and
 the histories of the databases know it (`Past.lose`).
+
+A backup may lack more than writes: the promotion of a replica that lacks commits, or another restore of that backup.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from tao.admin.access import Access
 from tao.admin.backup import choose_sources
 from tao.admin.backup_files import BinlogIndex, DatabaseDump, FileEntry, Manifest
 from tao.admin.repair import find_faults, repair_faults
-from tao.admin.restore import TargetState, numbers_after, plan_restore
+from tao.admin.restore import TargetState, epoch_after, plan_restore
 from tao.model.edge_states import NO_OPERATION, EdgeRegisters, NodeState
 from tao.model.errors import TaoError
 from tao.model.graph import Edge, EdgeKey, ListKey
-from tao.model.ids import RESERVED_AHEAD_MS, SHARD_SHIFT
+from tao.model.ids import SHARD_SHIFT, LostTimes
 from tao.model.rows import IntentKey, ListRow
 from tao.replication.shard_move_plan import master_of
 from tao.routing.routes import Routes
@@ -36,7 +38,8 @@ from tao.wire.links import Links, LinkSettings
 from tests.sim.database import SimDatabase, unix_ms
 from tests.sim.loop import Process
 from tests.sim.network import SESSION
-from tests.sim.plans import Fault
+from tests.sim.plans import RESTORE_AGAIN, RESTORE_UNPROMOTED, Fault
+from tests.sim.promotion import Promotions
 from tests.sim.rows import Rows
 from tests.sim.stores import SimReadStore, SimWriteStore, run_at
 from tests.sim.topologies import REGIONS
@@ -47,6 +50,10 @@ _NO_FILE: Final = FileEntry(name="dump", size_bytes=0, sha256="")
 _POLL_SECONDS: Final = 0.1
 _READY_SECONDS: Final = 60.0
 _PAGE_SECONDS: Final = 5.0
+_LIVED_SECONDS: Final = (2.0, 40.0)
+"""Time that a restored cluster serves before it is lost again: while it may give out no ids, and once it may."""
+_SERVED_SECONDS: Final = 4.0
+"""Time that a promoted master serves before everything is lost."""
 
 
 class _Backup:
@@ -55,14 +62,16 @@ class _Backup:
     def __init__(self, server: SimDatabase, position: str) -> None:
         self.rows: Final = Rows()
         self.rows.take_over(server.rows)
-        self.position: Final = position
+        self.position = position
+        """Later that of the last restore: everything after it is lost by the next one."""
 
 
 class Restores:
     """Losses of one world, and its restores."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, promotions: Promotions) -> None:
         self._world: Final = world
+        self._promotions: Final = promotions
         self._is_under_way = False
 
     def begin(self, fault: Fault) -> None:
@@ -78,9 +87,35 @@ class Restores:
             backups[source.database.name] = await self._back_up(source.master.name, source.server.name)
             await asyncio.sleep(fault.other / 1000)
         await asyncio.sleep(2.0 + fault.seconds % 10.0)
-        if [each.shards for each in world.topology.databases] != shapes:
-            self._is_under_way = False
-            return  # this backup is of other shards
+        if fault.kind == RESTORE_UNPROMOTED:
+            await self._replace_master(fault.pick % world.shape.shards)
+        for _ in range(2 if fault.kind == RESTORE_AGAIN else 1):
+            if [each.shards for each in world.topology.databases] != shapes:
+                break  # this backup is of other shards
+            await self._lose_all(backups)
+            await asyncio.sleep(_LIVED_SECONDS[fault.other % 2] if fault.kind == RESTORE_AGAIN else 0.0)
+        self._is_under_way = False
+
+    async def _replace_master(self, shard: int) -> None:
+        """Lose a shard's master with its last commits, and let its successor serve for a while."""
+        world, master = self._world, self._world.master_of(shard)
+        name = next(each.name for each in world.topology.databases if master_of(each) == master.name)
+        replaced, returned = asyncio.Event(), asyncio.Event()
+        returned.set()
+
+        async def replace() -> None:
+            if self._promotions.can_begin(name):
+                await self._promotions.promote(name, returned, lost_after=_POLL_SECONDS)
+            replaced.set()
+
+        world.spawn(replace(), world.operator)
+        await replaced.wait()
+        world.checks.looked_at["restores_of_promoted"] += world.master_of(shard) is not master
+        await asyncio.sleep(_SERVED_SECONDS)
+
+    async def _lose_all(self, backups: dict[str, _Backup]) -> None:
+        """Lose all servers, and go on with the backups."""
+        world = self._world
         names = [name for role in _ROLES for name in world.names(role)]
         for name in names:
             if world.is_up(name):
@@ -98,7 +133,6 @@ class Restores:
             master.past.repaired_pairs.update(pairs)
         world.checks.looked_at["restores"] += 1
         world.checks.calmer()
-        self._is_under_way = False
 
     async def _back_up(self, master: str, name: str) -> _Backup:
         """Copy what a server has, once it has everything that its master had."""
@@ -127,16 +161,17 @@ class Restores:
             master, backup = world.databases[plan.master.name], backups[plan.database.name]
             lost = master.after(backup.position)
             assert lost is not None, "the binlog is whole"
-            gone = [*lost]
-            rows = backup.rows
+            gone, rows = [*lost], Rows()
+            rows.take_over(backup.rows)
             for shard in set(rows.shards) - shards_of(plan.database):
                 rows.forget(shard)
-            numbers = numbers_after(plan, max(row.version_epoch for row in rows.shards.values()), now)
-            epochs[plan.database.name] = numbers.version_epoch
-            _begin_with(rows, plan.master.name, numbers.version_epoch, numbers.lacks_ids_until_unix_ms)
+            epoch = epoch_after(plan, max(row.version_epoch for row in rows.shards.values()))
+            epochs[plan.database.name] = epoch
+            _begin_with(rows, plan.master.name, epoch, LostTimes.at(now))
             master.past.lose(rows, gone)
             for server in plan.database.servers.values():
                 world.databases[server.name].restore(rows)
+            backup.position = master.position
         world.change_topology(edits.raise_epochs(topology, epochs))
         return {pair for master in world.masters for pair in master.past.lost_pairs}
 
@@ -203,9 +238,11 @@ class Restores:
         await repaired.wait()
 
 
-def _begin_with(rows: Rows, master: str, version_epoch: int, lacks_ids_until_unix_ms: int) -> None:
+def _begin_with(rows: Rows, master: str, version_epoch: int, lost: LostTimes) -> None:
     """Do what `tao.replication.server_statements.raise_epoch` does to the rows of all shards."""
     for shard, row in rows.shards.items():
+        lacks_epoch = row.version_epoch < version_epoch
+        rows.reserved_times[shard] = lost.begin(rows.reserved_times.get(shard, 0), lacks_epoch=lacks_epoch)
         rows.shards[shard] = msgspec.structs.replace(
             row,
             master_server=master,
@@ -213,9 +250,6 @@ def _begin_with(rows: Rows, master: str, version_epoch: int, lacks_ids_until_uni
             owner="",
             generation=row.generation + 1,
         )
-        if lacks_ids_until_unix_ms:
-            ahead = rows.reserved_times.get(shard, 0) + RESERVED_AHEAD_MS
-            rows.reserved_times[shard] = max(ahead, lacks_ids_until_unix_ms)
 
 
 def _access(world: World, routes: Routes, links: Links) -> Access:

@@ -15,7 +15,7 @@ from typing import Final
 
 from tao.routing.failure_detector import DetectorSettings
 from tests.sim.loop import Process
-from tests.sim.plans import COMPOUND, UNNOTICED, UNSEEN_SECONDS, Fault
+from tests.sim.plans import COMPOUND, RESTORE, RESTORE_AGAIN, RESTORE_UNPROMOTED, UNNOTICED, UNSEEN_SECONDS, Fault
 from tests.sim.reachability import Reachability
 
 _DETECTOR: Final = DetectorSettings()
@@ -55,7 +55,9 @@ LASTS_SECONDS: Final = {
     "move dies": 30.0,
     "split database": 40.0,
     "balance databases": 40.0,
-    "restore": 60.0,
+    RESTORE: 60.0,
+    RESTORE_UNPROMOTED: 70.0,
+    RESTORE_AGAIN: 120.0,
     "replaced unseen": UNSEEN_SECONDS,
 }
 """Longest duration in seconds of the faults that no end is scheduled for; all others are over when they end."""

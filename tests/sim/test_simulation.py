@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tao.model.ids import MAX_RESERVED_IDS
 from tao.model.topology import Topology
 from tao.replication.shard_move_plan import MoveStep
 from tao.watcher.server import WatcherServer
@@ -43,6 +44,8 @@ from tests.sim.plans import (
     PLANNED,
     READS,
     RESTORE,
+    RESTORE_AGAIN,
+    RESTORE_UNPROMOTED,
     SEQUENCES,
     SET_READ,
     STATE_KINDS,
@@ -260,6 +263,19 @@ def test_a_restored_cluster_gives_nothing_out_again_and_has_whole_pairs() -> Non
         pairs += outcome.looked_at["repaired_pairs"]
     assert restores
     assert pairs, "no backup has cut a pair in two"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", [RESTORE_UNPROMOTED, RESTORE_AGAIN])
+def test_a_restore_gives_no_id_out_again_although_the_backup_lacks_a_promotion_or_a_restore(kind: str) -> None:
+    looked_at: Counter[str] = Counter()
+    for seed in range(1, 1 + examples(2)):
+        plan = make_plan(seed, 1, Shape(leaders=2), {kind: 1}, single_share=0.0, with_journals=False)
+        outcome = run(plan)
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+        looked_at.update(outcome.looked_at)
+    assert looked_at["ids"] > MAX_RESERVED_IDS
+    assert looked_at["restores_of_promoted"] if kind == RESTORE_UNPROMOTED else looked_at["restores"] > 1
 
 
 def test_a_watcher_counts_the_registered_servers_that_it_removes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tao.devcluster.database import DatabaseInstance
+from tao.model.ids import CLOCKS_DIFFER_MS, FARTHEST_AHEAD_MS, MAX_AHEAD_MS, WINDOW_MS, LostTimes
 from tao.replication.server_statements import LostIds, highest_epoch, raise_epoch, schemas_with_reserved_ids
 from tao.storage.migrations import migrate
 from tao.storage.names import schema_name
@@ -41,7 +42,7 @@ async def administrator(database_server: DatabaseInstance) -> AsyncIterator[Data
 async def test_the_epoch_rises_where_a_shard_has_no_table_of_reserved_ids(administrator: DatabaseSession) -> None:
     await administrator.run(f"DROP TABLE {schema_name(OLD)}.reserved_ids", deadline=_deadline())
     reserving = await schemas_with_reserved_ids(administrator, deadline=_deadline())
-    lost_ids = LostIds(5_000, reserving)
+    lost_ids = LostIds(LostTimes(5_000, 9_000), 1, reserving)
     await raise_epoch(administrator, (OLD, NEW), "two", 7, lost_ids=lost_ids, deadline=_deadline())
     for shard in (OLD, NEW):
         rows, _ = await administrator.run(
@@ -53,6 +54,23 @@ async def test_the_epoch_rises_where_a_shard_has_no_table_of_reserved_ids(admini
         f"SELECT reserved_unix_ms FROM {schema_name(NEW)}.reserved_ids; COMMIT", deadline=_deadline()
     )
     assert reserved == [(5_000,)]
+
+
+@pytest.mark.parametrize("lacks_epoch", [False, True])
+async def test_ids_begin_above_those_that_lost_commits_may_have_reserved(
+    administrator: DatabaseSession, lacks_epoch: bool
+) -> None:
+    now, table = 1_750_000_000_000, f"{schema_name(NEW)}.reserved_ids"
+    times, epoch = LostTimes.at(now), 1
+    ahead = (MAX_AHEAD_MS + CLOCKS_DIFFER_MS, MAX_AHEAD_MS + 3 * WINDOW_MS, FARTHEST_AHEAD_MS, 2 * FARTHEST_AHEAD_MS)
+    for stored in (0, now, *(now + each for each in ahead)):
+        keep = f"INSERT INTO {table} VALUES (1, {stored}); " if stored else ""
+        await administrator.run(f"DELETE FROM {table}; {keep}COMMIT", deadline=_deadline())
+        lost_ids = LostIds(times, epoch + lacks_epoch, {schema_name(NEW)})
+        epoch += 2
+        await raise_epoch(administrator, (NEW,), "two", epoch, lost_ids=lost_ids, deadline=_deadline())
+        found, _ = await administrator.run(f"SELECT reserved_unix_ms FROM {table}; COMMIT", deadline=_deadline())
+        assert found == [(times.begin(stored, lacks_epoch=lacks_epoch),)], stored - now
 
 
 async def test_a_row_says_whether_a_leader_has_taken_the_shard_since_its_epoch_was_raised(

@@ -21,7 +21,15 @@ from tao.model.errors import (
     ShardBlocked,
     Unavailable,
 )
-from tao.model.ids import MAX_RESERVED_IDS, PROMOTION_AHEAD_MS, RESERVED_AHEAD_MS, make_id, unix_ms_of
+from tao.model.ids import (
+    CLOCKS_DIFFER_MS,
+    MAX_RESERVED_IDS,
+    RESERVED_AHEAD_MS,
+    WINDOW_MS,
+    LostTimes,
+    make_id,
+    unix_ms_of,
+)
 from tao.storage.failures import TablesMissing
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import USER, LeaderRig
@@ -284,10 +292,29 @@ async def test_a_master_that_returns_with_the_same_generation_does_not_revive_th
     await rig.allocate(0)
     row = store.shards[0]
     store.shards[0] = msgspec.structs.replace(row, generation=row.generation - 1, version_epoch=row.version_epoch + 1)
-    store.rows.reserved_times[0] += PROMOTION_AHEAD_MS
-    begin = store.rows.reserved_times[0]
+    begin = LostTimes.at(rig.clock.unix_ms()).begin(store.rows.reserved_times[0], lacks_epoch=False)
+    store.rows.reserved_times[0] = begin
     await rig.take(0)
     assert store.shards[0].generation == row.generation
+    assert unix_ms_of(await rig.allocate(0)) > begin
+
+
+async def test_ids_of_a_restored_shard_are_refused_until_the_clock_has_gone_on(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    clock = rig.clock
+    assert isinstance(clock, ManualClock)
+    begin = LostTimes.at(clock.unix_ms()).begin(0, lacks_epoch=True)
+    store.rows.reserved_times[0] = begin
+    with pytest.raises(Overloaded, match="may not run further ahead"):
+        await rig.allocate(0)
+    with pytest.raises(Overloaded):
+        await rig.allocate(0)
+    assert not (await add(rig, make_id(0, clock.unix_ms(), 0))).HasField("error"), "it was chosen by its caller"
+    assert await rig.allocate(1), "another shard has ids"
+    assert store.rows.reserved_times[0] == begin
+    assert store.transactions == [[0], [0], [1]], "nothing is tried that is known to be refused"
+    clock.now += (CLOCKS_DIFFER_MS + WINDOW_MS) / 1000
     assert unix_ms_of(await rig.allocate(0)) > begin
 
 

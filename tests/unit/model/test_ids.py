@@ -6,17 +6,23 @@ import pytest
 
 from tao.model.errors import IdNotReserved, InvalidArgument, Overloaded
 from tao.model.ids import (
+    CLOCKS_DIFFER_MS,
+    FARTHEST_AHEAD_MS,
     MAX_AHEAD_MS,
     MAX_RESERVED_IDS,
     RESERVED_AHEAD_MS,
     SEQUENCE_PER_MS,
+    STEP_MS,
+    WINDOW_MS,
     IdSequence,
+    LostTimes,
     make_id,
     next_reserved,
     unix_ms_of,
 )
 
 NOW = 1_750_000_000_000
+assert NOW % WINDOW_MS == 0
 SHARD = 3
 
 
@@ -37,7 +43,7 @@ def test_a_reservation_is_one_interval_that_begins_at_the_clock(ids: IdSequence)
 def test_an_id_above_the_reserved_time_is_not_given_out_before_more_is_reserved(ids: IdSequence) -> None:
     late = ids.reserved_unix_ms + 1
     assert ids.take(1, late) is None
-    ids.reserved_unix_ms = next_reserved(ids.reserved_unix_ms, late)
+    ids.reserved_unix_ms = late + RESERVED_AHEAD_MS
     assert ids.take(1, late) == make_id(SHARD, late, 0)
 
 
@@ -47,13 +53,44 @@ def test_an_owner_whose_clock_is_behind_begins_above_the_owner_before() -> None:
     assert ids.take(1, NOW) == make_id(SHARD, NOW + 5_001, 0)
 
 
-def test_ids_run_ahead_of_the_clock_by_a_bounded_time(ids: IdSequence) -> None:
-    ids.reserved_unix_ms = NOW + 2 * MAX_AHEAD_MS
-    allowed = MAX_AHEAD_MS * SEQUENCE_PER_MS
-    assert ids.take(allowed, NOW) is not None
-    with pytest.raises(Overloaded, match="ahead of the clock"):
-        ids.take(SEQUENCE_PER_MS + 1, NOW)
-    assert ids.take(SEQUENCE_PER_MS + 1, NOW + 2) is not None, "a refusal takes no ids"
+@pytest.mark.parametrize(
+    ("stored", "reserved"),
+    [
+        (NOW - 3_600_000, NOW + RESERVED_AHEAD_MS),
+        (NOW + RESERVED_AHEAD_MS, NOW + RESERVED_AHEAD_MS + STEP_MS),
+        (NOW + MAX_AHEAD_MS + WINDOW_MS - STEP_MS - 1, NOW + MAX_AHEAD_MS + WINDOW_MS - 1),
+        # Where a window ends that begins two minutes ahead, and where a later one does.
+        (NOW + MAX_AHEAD_MS + WINDOW_MS - STEP_MS, None),
+        (NOW + MAX_AHEAD_MS + WINDOW_MS, NOW + MAX_AHEAD_MS + WINDOW_MS + STEP_MS),
+        (NOW + MAX_AHEAD_MS + 2 * WINDOW_MS - STEP_MS, None),
+        # What is further ahead than any owner reserves, and further than clocks allow.
+        (NOW + FARTHEST_AHEAD_MS + WINDOW_MS - STEP_MS - 1, NOW + FARTHEST_AHEAD_MS + WINDOW_MS - 1),
+        (NOW + FARTHEST_AHEAD_MS + WINDOW_MS, None),
+        (NOW + 3_600_000, NOW + 3_600_000 + STEP_MS),
+    ],
+)
+def test_an_owner_stays_in_windows_that_the_clock_allows(stored: int, reserved: int | None) -> None:
+    assert next_reserved(stored, NOW) == reserved
+
+
+def test_ids_that_may_not_run_further_ahead_are_refused_until_the_clock_has_gone_on() -> None:
+    ids = IdSequence(SHARD, NOW + MAX_AHEAD_MS + WINDOW_MS - 1)
+    assert not ids.is_running_out(NOW), "a commit would be in vain"
+    with pytest.raises(Overloaded, match=f"are {MAX_AHEAD_MS + WINDOW_MS - 1} ms ahead of the clock"):
+        ids.take(1, NOW)
+    assert ids.take(1, NOW + WINDOW_MS) is None, "more can be reserved"
+    assert ids.admit(make_id(SHARD, NOW + MAX_AHEAD_MS, 0), NOW), "a former owner may have given it out"
+
+
+def test_ids_begin_above_all_that_lost_commits_may_have_reserved() -> None:
+    lost = LostTimes.at(NOW)
+    normal = NOW + CLOCKS_DIFFER_MS + MAX_AHEAD_MS + WINDOW_MS // 2
+    assert lost.begin(0, lacks_epoch=False) == lost.begin(normal - 1, lacks_epoch=False) == normal
+    assert lost.begin(normal, lacks_epoch=False) == normal + WINDOW_MS
+    farthest = NOW + CLOCKS_DIFFER_MS + FARTHEST_AHEAD_MS + WINDOW_MS // 2
+    assert lost.begin(0, lacks_epoch=True) == lost.begin(farthest - 1, lacks_epoch=False) == farthest
+    for lacks_epoch in (False, True):
+        assert lost.begin(farthest + 1, lacks_epoch=lacks_epoch) == farthest + 1, "the time never goes back"
 
 
 def test_ids_go_on_where_the_clock_was_set_back_an_hour(ids: IdSequence) -> None:
@@ -86,8 +123,7 @@ def test_more_time_is_reserved_before_the_last_is_used(ids: IdSequence) -> None:
     assert not ids.is_running_out(NOW)
     assert ids.is_running_out(NOW + RESERVED_AHEAD_MS // 2 + 1)
     ahead = IdSequence(SHARD, NOW + 60_000)
-    ahead.reserved_unix_ms = next_reserved(NOW + 60_000, NOW)
-    assert ahead.reserved_unix_ms == NOW + 61_000, "owners in turn do not run ever further ahead"
+    ahead.reserved_unix_ms = NOW + 61_000
     assert not ahead.is_running_out(NOW)
     ahead.take(600 * SEQUENCE_PER_MS, NOW)
     assert ahead.is_running_out(NOW)
