@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
+from tao.leader.inverse_path import InversePath
 from tao.model.errors import InvalidArgument
 from tao.model.writes import ObjAdd
 from tao.planning import write_plan
@@ -21,6 +22,11 @@ def unused_ids_are_refused() -> AbstractContextManager[object]:
         return add_object(draft, write)
 
     return patch.object(write_plan, "add_object", refuse)
+
+
+def far_ends_do_not_change_their_type() -> AbstractContextManager[object]:
+    """Let a coordinator change the type of an edge at the other end by an intent, where none can express the change."""
+    return patch.object(InversePath, "_changes_far_side", lambda *_: False)
 
 
 def missing_edges_are_not_deleted() -> AbstractContextManager[object]:

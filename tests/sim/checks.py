@@ -410,7 +410,7 @@ class Checks:
         past = self._past_of(object_id)
         before = past.version_at(object_id, 0, since)
         contents = [each for version, found in past.objects[object_id].items() if version >= before for each in found]
-        return object_id in past.foreign or any(otype != ABSENT for otype, _ in contents)
+        return any(otype != ABSENT for otype, _ in contents)
 
     def read_failed(self, expected: Expected, wrong: str) -> None:
         """Check a failed read. ``wrong`` says why it must not fail; empty if it may."""

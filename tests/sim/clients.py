@@ -195,11 +195,6 @@ class Client:
                 return graph.checks.may_exist(key_id(op.one, self._shards), began)
             case "obj_put_many":
                 return graph.checks.may_exist(key_id((op.one + index) % KEYS, self._shards), began)
-            case "assoc_change_type":
-                # With the ids on two databases, no intent could express that one type has an inverse and one has not.
-                old, new = (graph.schema.atype(name) for name in (op.atype, _CHANGED_TYPES.get(op.atype, op.atype)))
-                is_at_far_end = key_id(op.one, self._shards) > key_id(op.two, self._shards)
-                return is_at_far_end and (old.inverse is None) != (new.inverse is None)
             case _:
                 return False
 

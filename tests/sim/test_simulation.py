@@ -6,11 +6,13 @@ import asyncio
 import itertools
 import os
 import pickle
+import random
 import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +20,15 @@ import msgspec
 import pytest
 
 from tao.model.ids import MAX_RESERVED_IDS
+from tao.model.rows import ObjectRow
 from tao.model.topology import Topology
 from tao.replication.shard_move_plan import MoveStep
 from tao.watcher.server import WatcherServer
 from tests.rigs.effort import examples
 from tests.sim import __main__ as command
 from tests.sim.bounds import EXPECTED
-from tests.sim.checks import Violation
+from tests.sim.checks import Checks, Violation
+from tests.sim.database import SimDatabase
 from tests.sim.loop import Process, SimLoop, SimulationStuck
 from tests.sim.moves import STEPS
 from tests.sim.plans import (
@@ -63,6 +67,7 @@ from tests.sim.runs import run
 from tests.sim.shrinking import shrink
 from tests.sim.single_failures import AFTERMATH_SECONDS
 from tests.sim.variants import MOVES, ONE_TIER, VARIANTS, find
+from tests.sim.world import SCHEMA
 
 SWEEP_SEEDS = examples(70)
 """Seeds of two acts each, some 21 simulated minutes a seed. `python -m tests.sim` runs any number."""
@@ -276,6 +281,18 @@ def test_a_restore_gives_no_id_out_again_although_the_backup_lacks_a_promotion_o
         looked_at.update(outcome.looked_at)
     assert looked_at["ids"] > MAX_RESERVED_IDS
     assert looked_at["restores_of_promoted"] if kind == RESTORE_UNPROMOTED else looked_at["restores"] > 1
+
+
+def test_an_object_that_was_changed_by_hand_exists_until_it_is_deleted() -> None:
+    with closing(SimLoop()) as loop:
+        master, violations = SimDatabase("master", "east", loop, random.Random(0), 1), list[Violation]()
+    checks = Checks(lambda _: master, SCHEMA, lambda: 0.0, violations.append)
+    for now, row in ((1.0, ObjectRow(1, 1, 1, False, b"")), (2.0, ObjectRow(1, 1, 2, True, b""))):
+        master.truth.objects[1] = row
+        master.past.keep(master.truth, [1], [], now)
+    master.past.foreign.add(1)
+    assert checks.may_exist(1, 1.5)
+    assert not checks.may_exist(1, 2.5)
 
 
 def test_a_watcher_counts_the_registered_servers_that_it_removes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -744,6 +744,13 @@ VARIANTS: Final[Sequence[Variant]] = (
     ),
     Variant("unused ids are refused", broken_refusals.unused_ids_are_refused, frozenset({"valid"}), {}, acts=1),
     Variant(
+        "far ends do not change their type",
+        broken_refusals.far_ends_do_not_change_their_type,
+        frozenset({"valid"}),
+        {},
+        acts=1,
+    ),
+    Variant(
         "missing edges are not deleted", broken_refusals.missing_edges_are_not_deleted, frozenset({"valid"}), {}, acts=1
     ),
     *MOVE_VARIANTS,
