@@ -177,8 +177,17 @@ class LostTimes(NamedTuple):
         ``lacks_epoch``: the database lacks where the shard's ids began under its last version epoch, and not only
         commits after that. Otherwise the lost commits have left the window of the stored time for none that
         `MAX_AHEAD_MS` does not allow. `tao.replication.server_statements.raise_epoch` has this in SQL."""
+        if stored_unix_ms > self.right_until_unix_ms:
+            return _next_window(stored_unix_ms + RESERVED_AHEAD_MS)
         begin = self.farthest_unix_ms if lacks_epoch else max(self.normal_unix_ms, _next_window(stored_unix_ms))
         return max(stored_unix_ms, min(begin, self.farthest_unix_ms))
+
+    @property
+    def right_until_unix_ms(self) -> int:
+        """The highest time that clocks which differ by `CLOCKS_DIFFER_MS` can have stored: what another promotion or
+        restore begins with, a window above these at most. A wrong clock has stored a higher one, and the lost commits
+        were steps from there (`next_reserved`): a minute of them, as much as is reserved at once, is left out."""
+        return self.farthest_unix_ms + WINDOW_MS
 
 
 def _next_window(unix_ms: int) -> int:

@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, Self
 
 from tao.model.errors import DeadlineExceeded, InternalError, OperatorError
-from tao.model.ids import WINDOW_MS, LostTimes
+from tao.model.ids import RESERVED_AHEAD_MS, WINDOW_MS, LostTimes
 from tao.replication.gtid import GtidSet
 from tao.storage.dialect import SEMI_SYNC_PREFIXES, SEMI_SYNC_STATUS, Dialect, semi_sync_state
 from tao.storage.names import schema_name
@@ -548,8 +548,9 @@ class LostIds(NamedTuple):
 
     ``known_epoch``: the highest version epoch under which ids may have been given out. A shard's row below it lacks
     more than the last commits: where the ids of that epoch began. ``reserving``: the schemas that have the table for
-    them (`schemas_with_reserved_ids`). A shard without it (its master was lost before or during a migration) needs
-    nothing: without a row, it begins a minute above the clock."""
+    them (`schemas_with_reserved_ids`). A shard without it (its master was lost before or during a migration) is left
+    out: it begins a minute above the clock. If a leader had reserved more on the lost master after the migration there,
+    within 80 s before, ids could be given out again."""
 
     times: LostTimes
     known_epoch: int
@@ -582,31 +583,48 @@ async def raise_epoch(
         await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
     outdated = "only_row = 1 AND (master_server <> %s OR version_epoch < %s)"
     fences = list(other_servers)
-    if fences:
-        outdated += " AND master_server NOT IN %s"
+    is_fence = "master_server IN %s" if fences else "FALSE"
+    fence = [fences] if fences else []
     for some in _groups(shards):
         statements: list[str] = []
         values: list[object] = []
         for shard in some:
             schema = schema_name(shard)
             if lost_ids is not None and schema in lost_ids.reserving:
-                # Before the row changes, because only rows that are out of date count.
-                window = f"(reserved_unix_ms DIV {WINDOW_MS} + 1) * {WINDOW_MS}"
-                begin = f"LEAST(GREATEST(VALUES(reserved_unix_ms), {window}), %s)"
+                # Before the row changes, because only rows that are out of date count. Those of a move are among them:
+                # the lost master may have undone it, and have gone on under any epoch. An epoch above the known one
+                # comes from an interrupted promotion of this server, and hides what the row had before.
+                known = lost_ids.known_epoch
+                is_hidden = f"version_epoch > {known} AND master_server = %s"
+                lacks_epoch = f"(version_epoch < {known} OR {is_hidden} OR {is_fence})"
+                absent, present = _begin_of_ids(lost_ids.times, lacks_epoch)
                 statements.append(
                     f"INSERT INTO {schema}.reserved_ids (only_row, reserved_unix_ms) "
-                    f"SELECT 1, IF(version_epoch < %s, %s, %s) FROM {schema}.shard WHERE {outdated} "
-                    f"ON DUPLICATE KEY UPDATE reserved_unix_ms = GREATEST(reserved_unix_ms, {begin})"
+                    f"SELECT 1, {absent} FROM {schema}.shard WHERE {outdated} "
+                    f"ON DUPLICATE KEY UPDATE reserved_unix_ms = {present}"
                 )
-                times = lost_ids.times
-                values += [lost_ids.known_epoch, times.farthest_unix_ms, times.normal_unix_ms]
-                values += [master, version_epoch, *([fences] if fences else ()), times.farthest_unix_ms]
+                values += [master, *fence, master, version_epoch, master, *fence]
             statements.append(
                 f"UPDATE {schema}.shard SET master_server = %s, version_epoch = GREATEST(version_epoch, %s), "
-                f"owner = '', generation = generation + 1 WHERE {outdated}"
+                f"owner = '', generation = generation + 1 WHERE {outdated} AND NOT {is_fence}"
             )
-            values += [master, version_epoch, master, version_epoch, *([fences] if fences else ())]
+            values += [master, version_epoch, master, version_epoch, *fence]
         await session.run(f"START TRANSACTION; {'; '.join(statements)}; COMMIT", values, deadline=deadline)
+
+
+def _begin_of_ids(times: LostTimes, lacks_epoch: str) -> tuple[str, str]:
+    """Return `LostTimes.begin` as expressions in SQL: for a shard without a reserved time, and for one with one.
+    ``lacks_epoch``: a condition on its row."""
+    stored, normal, farthest = "reserved_unix_ms", times.normal_unix_ms, times.farthest_unix_ms
+    absent = f"IF({lacks_epoch}, {farthest}, {normal})"
+    bounded = f"IF({lacks_epoch}, {farthest}, LEAST(GREATEST({normal}, {_next_window(stored)}), {farthest}))"
+    is_wrong = f"{stored} > {times.right_until_unix_ms}"
+    beyond = _next_window(f"({stored} + {RESERVED_AHEAD_MS})")
+    return absent, f"IF({is_wrong}, {beyond}, GREATEST({stored}, {bounded}))"
+
+
+def _next_window(unix_ms: str) -> str:
+    return f"({unix_ms} DIV {WINDOW_MS} + 1) * {WINDOW_MS}"
 
 
 async def schemas_with_reserved_ids(session: DatabaseSession, *, deadline: float) -> frozenset[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tao.model.errors import DeadlineExceeded, MasterReadOnly, TaoError
-from tao.model.ids import LostTimes
+from tao.model.ids import RESERVED_AHEAD_MS, LostTimes
 from tao.observability.logs import logger
 from tao.replication.accounts import Account, ServiceAccounts
 from tao.replication.lease import (
@@ -33,6 +33,7 @@ from tao.replication.promotion_plan import PromotionRefused, PromotionRequest, S
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.replication.server_statements import acknowledging_replicas, detach, fence, server_processes, stop_receiving
 from tao.topology import edits
+from tao.topology.file_store import TopologyFile
 from tao.watcher.server import WatcherServer
 from tao.watcher.settings import LeaseSettings, ProbeSettings, WatcherSettings
 from tests.rigs.pacing import PATIENT_SECONDS
@@ -196,21 +197,28 @@ async def test_a_planned_switch_keeps_the_reserved_times_of_ids(rig: Replication
     assert await reserved(rig, WEST) == {0: 1_900_000_000_000}
 
 
-@pytest.mark.parametrize("stored", [1_700_000_000_000, 4_000_000_000_000])
+@pytest.mark.parametrize(
+    ("stored", "lacks_epoch"), [(1_700_000_000_000, False), (1_700_000_000_000, True), (4_000_000_000_000, False)]
+)
 async def test_a_new_master_begins_above_the_ids_that_the_lost_one_can_have_reserved(
-    rig: ReplicationRig, stored: int
+    rig: ReplicationRig, stored: int, lacks_epoch: bool
 ) -> None:
     await reserve(rig, EAST, stored)
     async with asyncio.timeout(PATIENT_SECONDS):
         while not await reserved(rig, WEST):  # noqa: ASYNC110 - the replica does it
             await asyncio.sleep(0.02)
     await rig.servers[EAST].kill()
+    if lacks_epoch:
+        raised = edits.raise_epochs(rig.topology, {"db": rig.database.version_epoch + 1})
+        store = TopologyFile(rig.topology_path, on_error=lambda _: None)
+        await store.change(rig.topology.version, raised)
     begun = (await rig.rows(WEST, "SELECT CAST(UNIX_TIMESTAMP() * 1000 AS UNSIGNED)"))[0][0]
     await until_promoted(rig)
     least = LostTimes.at(begun)
     found = await reserved(rig, WEST)
-    assert found[0] >= least.begin(stored, lacks_epoch=False), "a shard whose last reservation is known"
-    assert found[1] >= least.begin(0, lacks_epoch=False), "a shard without one"
+    least_known = max(least.begin(stored, lacks_epoch=lacks_epoch), stored + RESERVED_AHEAD_MS)
+    assert found[0] >= least_known, "a shard whose last reservation is known"
+    assert found[1] >= least.begin(0, lacks_epoch=lacks_epoch), "a shard without one"
     await rig.promoter().restore("db")
     assert await reserved(rig, WEST) == found, "what is up to date is left alone"
 

@@ -68,8 +68,12 @@ def enthrone(world: World, database: Database, old: SimDatabase, new: SimDatabas
     if lacks_commits:
         stored, lost = new.truth.reserved_times, LostTimes.at(unix_ms(world.loop.now))
         changes.put_reserved_times = {
-            shard: lost.begin(stored.get(shard, 0), lacks_epoch=held[shard].version_epoch < database.version_epoch)
-            for shard in rows
+            # A row that is fenced may have been freed by commits that are lost.
+            shard: lost.begin(
+                stored.get(shard, 0),
+                lacks_epoch=row.version_epoch < database.version_epoch or row.master_server not in names,
+            )
+            for shard, row in held.items()
         }
     new.log(changes, world.schema, rows)
     new.show(changes, rows)

@@ -9,6 +9,7 @@ import pytest
 
 from tao.devcluster.database import DatabaseInstance
 from tao.model.ids import CLOCKS_DIFFER_MS, FARTHEST_AHEAD_MS, MAX_AHEAD_MS, WINDOW_MS, LostTimes
+from tao.replication.move_statements import fence_shard, unfence_shard
 from tao.replication.server_statements import LostIds, highest_epoch, raise_epoch, schemas_with_reserved_ids
 from tao.storage.migrations import migrate
 from tao.storage.names import schema_name
@@ -62,8 +63,9 @@ async def test_ids_begin_above_those_that_lost_commits_may_have_reserved(
 ) -> None:
     now, table = 1_750_000_000_000, f"{schema_name(NEW)}.reserved_ids"
     times, epoch = LostTimes.at(now), 1
-    ahead = (MAX_AHEAD_MS + CLOCKS_DIFFER_MS, MAX_AHEAD_MS + 3 * WINDOW_MS, FARTHEST_AHEAD_MS, 2 * FARTHEST_AHEAD_MS)
-    for stored in (0, now, *(now + each for each in ahead)):
+    ahead = (MAX_AHEAD_MS + CLOCKS_DIFFER_MS, MAX_AHEAD_MS + 3 * WINDOW_MS, FARTHEST_AHEAD_MS)
+    wrong = (times.right_until_unix_ms - now + 1, 2 * FARTHEST_AHEAD_MS)
+    for stored in (0, now, *(now + each for each in (*ahead, *wrong))):
         keep = f"INSERT INTO {table} VALUES (1, {stored}); " if stored else ""
         await administrator.run(f"DELETE FROM {table}; {keep}COMMIT", deadline=_deadline())
         lost_ids = LostIds(times, epoch + lacks_epoch, {schema_name(NEW)})
@@ -71,6 +73,44 @@ async def test_ids_begin_above_those_that_lost_commits_may_have_reserved(
         await raise_epoch(administrator, (NEW,), "two", epoch, lost_ids=lost_ids, deadline=_deadline())
         found, _ = await administrator.run(f"SELECT reserved_unix_ms FROM {table}; COMMIT", deadline=_deadline())
         assert found == [(times.begin(stored, lacks_epoch=lacks_epoch),)], stored - now
+
+
+@pytest.mark.parametrize("stored", [0, 1_750_000_050_000])
+async def test_ids_of_a_fenced_shard_begin_above_all_that_its_lost_master_may_have_given_out_after_the_move(
+    administrator: DatabaseSession, stored: int
+) -> None:
+    times, table = LostTimes.at(1_750_000_000_000), f"{schema_name(NEW)}.reserved_ids"
+    if stored:
+        await administrator.run(f"INSERT INTO {table} VALUES (1, {stored}); COMMIT", deadline=_deadline())
+    await administrator.run(f"UPDATE {schema_name(NEW)}.shard SET version_epoch = 5; COMMIT", deadline=_deadline())
+    await fence_shard(administrator, NEW, SERVER, "target", deadline=_deadline())
+    # The promoted replica has all up to here. Its master undid the move, went on, and was lost.
+    lost_ids = LostIds(times, 4, {schema_name(NEW)})
+    await raise_epoch(
+        administrator, (NEW,), "two", 9, other_servers=["target"], lost_ids=lost_ids, deadline=_deadline()
+    )
+    fenced, found, _ = await administrator.run(
+        f"SELECT master_server, version_epoch FROM {schema_name(NEW)}.shard; "
+        f"SELECT reserved_unix_ms FROM {table}; COMMIT",
+        deadline=_deadline(),
+    )
+    assert fenced == [(b"target", 5)], "those who undo the move do that"
+    assert found == [(times.begin(stored, lacks_epoch=True),)]
+    await unfence_shard(administrator, NEW, "two", 9, deadline=_deadline())
+    found, _ = await administrator.run(f"SELECT reserved_unix_ms FROM {table}; COMMIT", deadline=_deadline())
+    assert found == [(times.begin(stored, lacks_epoch=True),)]
+
+
+async def test_an_interrupted_promotion_does_not_hide_that_its_rows_lack_the_last_epoch(
+    administrator: DatabaseSession,
+) -> None:
+    begun, known_epoch, table = 1_750_000_000_000, 2, f"{schema_name(NEW)}.reserved_ids"
+    for unix_ms, epoch in ((begun, 3), (begun + 3 * WINDOW_MS, 4)):
+        times = LostTimes.at(unix_ms)
+        lost_ids = LostIds(times, known_epoch, {schema_name(NEW)})
+        await raise_epoch(administrator, (NEW,), "two", epoch, lost_ids=lost_ids, deadline=_deadline())
+        found, _ = await administrator.run(f"SELECT reserved_unix_ms FROM {table}; COMMIT", deadline=_deadline())
+        assert found == [(times.begin(0, lacks_epoch=True),)]
 
 
 async def test_a_row_says_whether_a_leader_has_taken_the_shard_since_its_epoch_was_raised(

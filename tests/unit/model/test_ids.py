@@ -90,7 +90,19 @@ def test_ids_begin_above_all_that_lost_commits_may_have_reserved() -> None:
     farthest = NOW + CLOCKS_DIFFER_MS + FARTHEST_AHEAD_MS + WINDOW_MS // 2
     assert lost.begin(0, lacks_epoch=True) == lost.begin(farthest - 1, lacks_epoch=False) == farthest
     for lacks_epoch in (False, True):
-        assert lost.begin(farthest + 1, lacks_epoch=lacks_epoch) == farthest + 1, "the time never goes back"
+        for stored in (farthest + 1, farthest + WINDOW_MS):
+            assert lost.begin(stored, lacks_epoch=lacks_epoch) == stored, "the time never goes back"
+
+
+@pytest.mark.parametrize("lacks_epoch", [False, True])
+def test_ids_begin_a_minute_above_the_time_that_a_wrong_clock_has_stored(lacks_epoch: bool) -> None:
+    lost = LostTimes.at(NOW)
+    for ahead_ms in (FARTHEST_AHEAD_MS + 4 * WINDOW_MS, 3_600_000, 2_250_000_000_000):
+        stored = NOW + ahead_ms
+        steps = next_reserved(stored, NOW)
+        assert steps == stored + STEP_MS, "ids go on"
+        begin = lost.begin(stored, lacks_epoch=lacks_epoch)
+        assert stored + RESERVED_AHEAD_MS < begin <= stored + RESERVED_AHEAD_MS + WINDOW_MS
 
 
 def test_ids_go_on_where_the_clock_was_set_back_an_hour(ids: IdSequence) -> None:
