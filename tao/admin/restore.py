@@ -340,7 +340,7 @@ async def _fill(
             shards,
             master.name,
             epoch,
-            # No row has the epoch of the lost time.
+            # No row has the epoch of the lost time. The former cluster was stopped before, as the how-to page says.
             lost_ids=LostIds(LostTimes.at(unix_ms()), epoch, reserving),
             deadline=soon(_LONG_SECONDS),
         )

@@ -177,7 +177,7 @@ class WriteOperations(ReadOperations):
         """Return ids for objects to be added: on the shard of the object ``near``, on ``shard``, or on one chosen at
         random; at most 10,000 a call. They are consecutive numbers, and no other caller gets one of them. An id that is
         never used is lost; there are enough of them in 63 bits. Raises `Overloaded` when the ids of the shard would run
-        more than two minutes ahead of the clock, at 64 a millisecond, and for half a minute after a restore."""
+        more than two minutes ahead of the clock, at 64 a millisecond, and for some 40 s at most after a restore."""
         check_number(count, "count", 1, MAX_RESERVED_IDS)
         shards = self._builder.shards
         if near is not None and shard is not None:

@@ -36,7 +36,7 @@ FARTHEST_AHEAD_MS: Final = 300_000
 commits need as much."""
 CLOCKS_DIFFER_MS: Final = 10_000
 """Largest difference between two clocks that is allowed for, of leaders, database servers and the machine of a restore.
-After a restore no id can be given out for as long, and a window more at most."""
+After a restore no id can be given out for as long, and a window more at most; for 40 s where clocks differ by this."""
 
 _MAX_TIME_MS: Final = (1 << TIME_BITS) - 1
 
@@ -99,9 +99,11 @@ class IdSequence:
             return first
         if next_reserved(self.reserved_unix_ms, unix_ms) is None:
             ahead_ms = self.reserved_unix_ms - unix_ms
+            wait_ms = _goes_on_at(self.reserved_unix_ms) - unix_ms
             raise Overloaded(
-                f"the ids of shard {self._shard} are {ahead_ms} ms ahead of the clock of this leader, and may not run "
-                "further ahead, because an id could be given out twice: try again in some seconds, or use another shard"
+                f"the ids of shard {self._shard} are reserved to {ahead_ms} ms ahead of the clock of this leader; more "
+                f"are reserved when that is {ahead_ms - wait_ms} ms at most, because an id could be given out twice "
+                f"otherwise: try again in {-(-wait_ms // 1_000)} s"
             )
         return None
 
@@ -148,12 +150,16 @@ def next_reserved(stored_unix_ms: int, unix_ms: int) -> int | None:
 
     A stored time that is further ahead than clocks allow comes from a clock that was wrong. Neither bound can hold
     then, and ids go on in steps of a second."""
-    wanted = max(unix_ms + RESERVED_AHEAD_MS, stored_unix_ms + STEP_MS)
-    farthest = _next_window(unix_ms + FARTHEST_AHEAD_MS)
-    if stored_unix_ms > farthest + WINDOW_MS + 2 * CLOCKS_DIFFER_MS:
-        return wanted
-    end = _next_window(max(stored_unix_ms, unix_ms + MAX_AHEAD_MS))
-    return wanted if wanted < min(end, farthest) else None
+    is_wrong = stored_unix_ms > _next_window(unix_ms + FARTHEST_AHEAD_MS) + WINDOW_MS + 2 * CLOCKS_DIFFER_MS
+    if not is_wrong and unix_ms < _goes_on_at(stored_unix_ms):
+        return None
+    return max(unix_ms + RESERVED_AHEAD_MS, stored_unix_ms + STEP_MS)
+
+
+def _goes_on_at(stored_unix_ms: int) -> int:
+    """Return the clock from which on the two bounds of `next_reserved` let an owner reserve a second more."""
+    window = (stored_unix_ms + STEP_MS) // WINDOW_MS * WINDOW_MS
+    return window - (FARTHEST_AHEAD_MS if stored_unix_ms >= window else MAX_AHEAD_MS)
 
 
 class LostTimes(NamedTuple):

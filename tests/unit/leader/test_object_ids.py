@@ -306,7 +306,7 @@ async def test_ids_of_a_restored_shard_are_refused_until_the_clock_has_gone_on(
     assert isinstance(clock, ManualClock)
     begin = LostTimes.at(clock.unix_ms()).begin(0, lacks_epoch=True)
     store.rows.reserved_times[0] = begin
-    with pytest.raises(Overloaded, match="may not run further ahead"):
+    with pytest.raises(Overloaded, match="ahead of the clock of this leader"):
         await rig.allocate(0)
     with pytest.raises(Overloaded):
         await rig.allocate(0)
