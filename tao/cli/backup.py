@@ -198,6 +198,7 @@ def restore(folder: Path, until: int | None, former_topology: Path | None) -> in
 
     The topology is the new cluster's: the same databases and shards, on servers that have accounts and no shards. The
     files are checked, then the masters are filled, while no service can use them; replicas follow (`tao replicate`).
+    Stop what is left of the lost cluster before: ids that it gives out during the restore could be given out again.
     Version epochs and the times of reserved ids rise above any that the lost cluster can have used, and the leaders, if
     they run, repair pairs of edges that the backup has half. An interrupted restore is repeated by the same command.
     Password: TAO_ADMIN_PASSWORD.

@@ -40,6 +40,9 @@ class PipelineSettings:
     """Attempts of each write that fails for a reason that may pass. The pauses between them are some ten seconds,
     longer than the restart of a server. A server that does not answer may hold up each attempt until the write's
     deadline."""
+    prepare_attempts: int = 11
+    """Attempts to prepare a batch, which reserves ids. The pauses between them are 50 seconds at least: leaders refuse
+    ids for 40 seconds at most after a restore."""
     first_pause_seconds: float = 0.1
     """The pause before the second attempt; it doubles each time, with jitter."""
     stop_seconds: float = 5.0
@@ -64,7 +67,8 @@ class Load(Protocol[Item]):
     fields: tuple[str, ...]
 
     async def prepare(self, records: Sequence[Record]) -> list[Item | Rejected]:
-        """Return the item to write for each record, and note its keys. Called for one batch after the other."""
+        """Return the item to write for each record, and note its keys. Called for one batch after the other, and again
+        for a batch when it has raised a `TaoError` that may pass."""
 
     async def write(self, items: Sequence[Item]) -> list[TaoError | None]:
         """Write the items and return an error or None for each. Called for several batches concurrently.
@@ -117,7 +121,7 @@ class Pipeline(Generic[Item]):
         self._progress = progress
         try:
             for records in self._batches(progress):
-                prepared = await self._load.prepare([record for record in records if not record.fault])
+                prepared = await self._prepare([record for record in records if not record.fault])
                 if len(self._under_way) >= self._settings.batches_in_flight:
                     await self._settle_oldest()
                 self._under_way.append((records, asyncio.create_task(self._write(prepared))))
@@ -139,6 +143,19 @@ class Pipeline(Generic[Item]):
         records = self._source.records(place)
         while batch := list(islice(records, self._settings.batch_records)):
             yield batch
+
+    async def _prepare(self, records: Sequence[Record]) -> list[Item | Rejected]:
+        """Prepare a batch. Raises the error of a reservation of ids that keeps failing; repeating one is safe, because
+        ids that nobody uses are lost."""
+        for attempt in range(1, self._settings.prepare_attempts):
+            with suppress(RetryableError, OutcomeUnknown):
+                return await self._load.prepare(records)
+            await self._pause(attempt)
+        return await self._load.prepare(records)
+
+    async def _pause(self, attempt: int) -> None:
+        """Wait after a failed attempt. ``attempt``: its number, from 1."""
+        await asyncio.sleep(self._settings.first_pause_seconds * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))
 
     async def _settle_all(self) -> None:
         while self._under_way:
@@ -187,8 +204,8 @@ class Pipeline(Generic[Item]):
         """Write until every item is written or rejected. Raises the error of a write that keeps failing."""
         outcomes = list(prepared)
         todo = [(index, item) for index, item in enumerate(prepared) if not isinstance(item, Rejected)]
-        pause = self._settings.first_pause_seconds
-        for attempts_left in reversed(range(self._settings.attempts)):
+        attempts = self._settings.attempts
+        for attempt in range(1, attempts + 1):
             errors = await self._load.write([item for _, item in todo]) if todo else []
             again: list[tuple[int, Item]] = []
             for (index, item), error in zip(todo, errors, strict=True):
@@ -197,15 +214,14 @@ class Pipeline(Generic[Item]):
                 if isinstance(error, RequestError):
                     outcomes[index] = Rejected(f"{error.reason}: {error.message}")
                 # Repeating is safe whether or not the write was done: ids are fixed and the load owns what it writes.
-                elif attempts_left and isinstance(error, RetryableError | OutcomeUnknown):
+                elif attempt < attempts and isinstance(error, RetryableError | OutcomeUnknown):
                     again.append((index, item))
                 else:
                     raise error
             if not again:
                 break
             todo = again
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause *= 2
+            await self._pause(attempt)
         return outcomes
 
 

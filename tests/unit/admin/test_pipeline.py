@@ -16,7 +16,9 @@ from tao.admin.load.pipeline import LoadFiles, Pipeline, PipelineSettings, Rejec
 from tao.model.errors import InvalidArgument, OutcomeUnknown, Overloaded, TaoError
 
 FRESH = LoadProgress(fingerprint="f", started_unix=1)
-SETTINGS = PipelineSettings(batch_records=10, batches_in_flight=3, attempts=3, first_pause_seconds=0.001)
+SETTINGS = PipelineSettings(
+    batch_records=10, batches_in_flight=3, attempts=3, prepare_attempts=4, first_pause_seconds=0.001
+)
 CONTENT = b"id,name\n" + b"".join(b"%d,n%d\n" % (number, number) for number in range(100))
 
 
@@ -30,10 +32,13 @@ class FakeLoad:
         self.written: dict[str, int] = {}
         self.most_under_way = 0
         self.hangs_at = ""
+        self.refusals: list[TaoError] = []
         self._under_way = 0
         self._answer = answer
 
     async def prepare(self, records: Sequence[Record]) -> list[str | Rejected]:
+        if self.refusals:
+            raise self.refusals.pop()
         return [Rejected("odd one out") if record.cells[0] == "13" else record.cells[0] for record in records]
 
     async def write(self, items: Sequence[str]) -> list[TaoError | None]:
@@ -131,6 +136,25 @@ async def test_a_write_that_failed_for_a_passing_reason_is_repeated(tmp_path: Pa
         done = await run.run()
     assert done.loaded == 99
     assert set(run.load.written.values()) == {1}
+
+
+async def test_ids_that_cannot_be_reserved_for_a_while_are_asked_for_again(tmp_path: Path) -> None:
+    load = FakeLoad()
+    run = Run(tmp_path, load)
+    with run.keys:
+        load.refusals = [Overloaded("restored a moment ago"), OutcomeUnknown("lost"), Overloaded("restored just now")]
+        assert (await run.run()).loaded == 99
+    assert not load.refusals
+
+
+async def test_ids_that_cannot_be_reserved_for_long_end_the_load_and_the_next_run_resumes_there(tmp_path: Path) -> None:
+    load = FakeLoad()
+    run = Run(tmp_path, load)
+    with run.keys:
+        load.refusals = [Overloaded("full")] * SETTINGS.prepare_attempts
+        with pytest.raises(Overloaded):
+            await run.run()
+        assert (await run.run(run.noted)).loaded == 99
 
 
 async def test_a_write_that_keeps_failing_ends_the_load_and_the_next_run_resumes_there(tmp_path: Path) -> None:
