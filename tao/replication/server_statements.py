@@ -549,8 +549,8 @@ class LostIds(NamedTuple):
     ``known_epoch``: the highest version epoch under which ids may have been given out. A shard's row below it lacks
     more than the last commits: where the ids of that epoch began. ``reserving``: the schemas that have the table for
     them (`schemas_with_reserved_ids`). A shard without it (its master was lost before or during a migration) is left
-    out: it begins a minute above the clock. If a leader had reserved more on the lost master after the migration there,
-    within 80 s before, ids could be given out again."""
+    out: it begins a minute above the clock. So for 80 s after the migration of the lost master, when a leader can have
+    reserved more there, ids can be given out again."""
 
     times: LostTimes
     known_epoch: int
@@ -606,7 +606,7 @@ async def raise_epoch(
                 values += [master, *fence, master, version_epoch, master, *fence]
             statements.append(
                 f"UPDATE {schema}.shard SET master_server = %s, version_epoch = GREATEST(version_epoch, %s), "
-                f"owner = '', generation = generation + 1 WHERE {outdated} AND NOT {is_fence}"
+                f"owner = '', generation = generation + 1 WHERE {outdated} AND NOT ({is_fence})"
             )
             values += [master, version_epoch, master, version_epoch, *fence]
         await session.run(f"START TRANSACTION; {'; '.join(statements)}; COMMIT", values, deadline=deadline)

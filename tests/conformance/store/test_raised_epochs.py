@@ -63,9 +63,9 @@ async def test_ids_begin_above_those_that_lost_commits_may_have_reserved(
 ) -> None:
     now, table = 1_750_000_000_000, f"{schema_name(NEW)}.reserved_ids"
     times, epoch = LostTimes.at(now), 1
-    ahead = (MAX_AHEAD_MS + CLOCKS_DIFFER_MS, MAX_AHEAD_MS + 3 * WINDOW_MS, FARTHEST_AHEAD_MS)
-    wrong = (times.right_until_unix_ms - now + 1, 2 * FARTHEST_AHEAD_MS)
-    for stored in (0, now, *(now + each for each in (*ahead, *wrong))):
+    ahead = (MAX_AHEAD_MS + CLOCKS_DIFFER_MS, MAX_AHEAD_MS + 3 * WINDOW_MS, FARTHEST_AHEAD_MS, 2 * FARTHEST_AHEAD_MS)
+    right_until = times.right_until_unix_ms
+    for stored in (0, now, *(now + each for each in ahead), times.farthest_unix_ms, right_until, right_until + 1):
         keep = f"INSERT INTO {table} VALUES (1, {stored}); " if stored else ""
         await administrator.run(f"DELETE FROM {table}; {keep}COMMIT", deadline=_deadline())
         lost_ids = LostIds(times, epoch + lacks_epoch, {schema_name(NEW)})
