@@ -19,16 +19,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tao.model.ids import MAX_RESERVED_IDS
+from tao.model.ids import MAX_RESERVED_IDS, LostTimes
 from tao.model.rows import ObjectRow
 from tao.model.topology import Topology
 from tao.replication.shard_move_plan import MoveStep
+from tao.topology.edits import shards_of
 from tao.watcher.server import WatcherServer
 from tests.rigs.effort import examples
 from tests.sim import __main__ as command
 from tests.sim.bounds import EXPECTED
 from tests.sim.checks import Checks, Violation
-from tests.sim.database import SimDatabase
+from tests.sim.database import SimDatabase, unix_ms
 from tests.sim.loop import Process, SimLoop, SimulationStuck
 from tests.sim.moves import STEPS
 from tests.sim.plans import (
@@ -63,11 +64,12 @@ from tests.sim.plans import (
     Tempo,
     make_plan,
 )
+from tests.sim.promotion import enthrone
 from tests.sim.runs import run
 from tests.sim.shrinking import shrink
 from tests.sim.single_failures import AFTERMATH_SECONDS
 from tests.sim.variants import MOVES, ONE_TIER, VARIANTS, find
-from tests.sim.world import SCHEMA
+from tests.sim.world import SCHEMA, World
 
 SWEEP_SEEDS = examples(70)
 """Seeds of two acts each, some 21 simulated minutes a seed. `python -m tests.sim` runs any number."""
@@ -281,6 +283,23 @@ def test_a_restore_gives_no_id_out_again_although_the_backup_lacks_a_promotion_o
         looked_at.update(outcome.looked_at)
     assert looked_at["ids"] > MAX_RESERVED_IDS
     assert looked_at["restores_of_promoted"] if kind == RESTORE_UNPROMOTED else looked_at["restores"] > 1
+
+
+def test_a_promoted_server_begins_above_the_ids_of_a_shard_that_was_being_moved() -> None:
+    found: list[Violation] = []
+    with closing(SimLoop()) as loop:
+        world = World(loop, make_plan(1, 1, Shape()), found.append)
+        database = world.topology.databases[0]
+        fenced = min(shards_of(database))
+        old = world.master_of(fenced)
+        new = next(world.databases[each.name] for each in database.servers.values() if each.name != old.name)
+        row = new.rows.shards[fenced]
+        new.rows.shards[fenced] = msgspec.structs.replace(row, master_server="elsewhere")
+        enthrone(world, database, old, new, lacks_commits=True)
+        begin = LostTimes.at(unix_ms(loop.now)).begin(0, lacks_epoch=True)
+    assert new.truth.reserved_times[fenced] == begin
+    assert new.truth.shards[fenced].master_server == "elsewhere"
+    assert not found
 
 
 def test_an_object_that_was_changed_by_hand_exists_until_it_is_deleted() -> None:
