@@ -359,7 +359,7 @@ def _own_writes_never_make_room() -> Iterator[None]:
         yield
 
 
-def _pending_inverse_ignored() -> AbstractContextManager[None]:
+def pending_inverse_ignored() -> AbstractContextManager[None]:
     """Let the SDK read a list without what its token names as pending there."""
 
     async def settle(_: PendingInverses, __: Sequence[QueryRow], consistency: Consistency, ___: Any) -> Any:
@@ -549,7 +549,6 @@ VARIANTS: Final[Sequence[Variant]] = (
     ),
     Variant("intents overwritten unread", broken_intents.overwritten_unread, frozenset({"6"}), _PAIRS_CUT, first=9),
     Variant("intents not searched", broken_intents.not_searched, frozenset({"6"}), {**_PAIRS_CUT, "kill": 2}, first=16),
-    Variant("pending inverse ignored", _pending_inverse_ignored, frozenset({"3"}), _PAIRS_CUT, first=98),
     Variant("trim misreported", _trim_misreported, frozenset({"2", "4", "5"}), {"kill": 1}, first=6),
     Variant("pair called settled", _pair_called_settled, frozenset({"3", "6"}), _PAIRS_CUT, first=7),
     Variant("spool makes no room", _spool_makes_no_room, frozenset({"8"}), {"rush": 1}, first=1),
