@@ -217,6 +217,10 @@ class NumberedSession(ABC):
         answer.number = number
         self._settle(answer, number)
 
+    def _opened(self) -> None:
+        """Send requests from now on: the server has accepted the connection."""
+        self._connected, self.is_open = True, not self._draining
+
     def _server_drains(self) -> None:
         self._draining, self.is_open = True, False
         self._close_when_drained()

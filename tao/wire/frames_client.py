@@ -236,7 +236,7 @@ class FrameSession(NumberedSession, asyncio.Protocol):
     def _control_arrived(self, kind: int, payload: bytes) -> None:
         if kind == framing.WELCOME and not self._greeting.done():
             self.server_name = frames_pb2.Welcome.FromString(payload).server_name
-            self._connected, self.is_open = True, not self._draining
+            self._opened()
             self._greeting.set_result(None)
             self._schedule_keep_alive(self._settings.ping_interval_seconds)
         elif kind == framing.ERROR:

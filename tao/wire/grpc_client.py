@@ -123,7 +123,7 @@ class GrpcSession(NumberedSession):
         self._out: deque[bytes] = deque()
         self._out_bytes = 0
         self._something_to_send = asyncio.Event()
-        self._connected = self.is_open = True
+        self._opened()
         self._failure: TaoError | None = None
         self._writer = loop.create_task(self._write())
         self._reader = loop.create_task(self._read())

@@ -168,7 +168,7 @@ _MOVED: Final = {"move to database": 1}
 MOVE_VARIANTS: Final[Sequence[Variant]] = (
     Variant("fence left out", fence_left_out, frozenset({"1", "3", "5", "6", "copy"}), _MOVED, first=2),
     Variant(
-        "position read before the fence", position_read_before_the_fence, frozenset({"1", "copy"}), _MOVED, first=14
+        "position read before the fence", position_read_before_the_fence, frozenset({"1", "copy"}), _MOVED, first=15
     ),
     Variant(
         "switched before the copy has all", switched_before_the_copy_has_all, frozenset({"1", "copy"}), _MOVED, first=1
@@ -180,7 +180,7 @@ MOVE_VARIANTS: Final[Sequence[Variant]] = (
         promotion_does_not_abort,
         frozenset({"1", "2", "7", "copy"}),
         {"move to database": 2, "promotion": 2, "master lost": 1},
-        first=4,
+        first=20,
     ),
     Variant("move undone after the switch", undone_after_the_switch, frozenset({"1", "6", "7"}), _MOVED, first=3),
     Variant("replicas not waited for at the switch", replicas_not_waited_for, frozenset({"1"}), _MOVED, first=1),

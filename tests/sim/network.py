@@ -261,7 +261,7 @@ class SimSession(NumberedSession):
     ) -> None:
         super().__init__(loop, address, settings)
         self._connection = connection
-        self._connected = True
+        self._opened()
         self.server_name = server_name
 
     def arrived(self, message: bytes) -> None:
