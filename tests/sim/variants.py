@@ -514,7 +514,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         _inverse_replayed,
         frozenset({"6"}),
         {"commit fault": 3, "cut pair": 1, "kill": 2, "database down": 1},
-        first=152,
+        first=74,
     ),
     Variant(
         "position gap ignored",
@@ -547,7 +547,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         _READING_DATABASES,
         single_share=1.0,
     ),
-    Variant("intents overwritten unread", broken_intents.overwritten_unread, frozenset({"6"}), _PAIRS_CUT, first=9),
+    Variant("intents overwritten unread", broken_intents.overwritten_unread, frozenset({"6"}), _PAIRS_CUT, first=119),
     Variant("intents not searched", broken_intents.not_searched, frozenset({"6"}), {**_PAIRS_CUT, "kill": 2}, first=16),
     Variant("trim misreported", _trim_misreported, frozenset({"2", "4", "5"}), {"kill": 1}, first=6),
     Variant("pair called settled", _pair_called_settled, frozenset({"3", "6"}), _PAIRS_CUT, first=7),
