@@ -36,7 +36,8 @@ FARTHEST_AHEAD_MS: Final = 300_000
 commits need as much."""
 CLOCKS_DIFFER_MS: Final = 10_000
 """Largest difference between two clocks that is allowed for, of leaders, database servers and the machine of a restore.
-After a restore no id can be given out for as long, and a window more at most; for 40 s where clocks differ by this."""
+After a restore ids are refused until the clock has gone on by this and by a window: for 30 s, and for 40 s where the
+clocks do differ by as much."""
 
 _MAX_TIME_MS: Final = (1 << TIME_BITS) - 1
 
